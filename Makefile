@@ -1,0 +1,42 @@
+# `make demo` and `make test` need nothing but python3 and make: they create .venv and reuse it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TESTS ?=
+
+.PHONY: setup demo test check format bench soak clean types
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# mypy and import-linter cannot see the package-dir mapping of an editable install, so they read a
+# tree of symlinks that has the import names as folders.
+types: $(STAMP)
+	@$(BIN)/python .ci/import_tree.py
+
+demo: $(STAMP)
+	@$(BIN)/python -m raftq.node.demo
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest $(TESTS)
+
+check: types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@cd .types && ../$(BIN)/lint-imports --no-cache --config ../pyproject.toml
+
+format: $(STAMP)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(STAMP)
+	@$(BIN)/python -m raftq.node.bench $(BENCH)
+
+clean:
+	rm -rf $(VENV) .types .bench build dist *.egg-info

@@ -1,0 +1,1 @@
+"""Fault injection and history checkers for clusters. Holds no code yet."""

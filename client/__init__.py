@@ -1,0 +1,1 @@
+"""What applications import, and the wire contract that nodes share with them."""

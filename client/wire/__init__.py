@@ -1,0 +1,1 @@
+"""The wire contract: record batches and errors. Standard library and codecs only, no I/O."""

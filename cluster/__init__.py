@@ -1,0 +1,1 @@
+"""Metadata, membership and the controller of a cluster. Holds no code yet."""

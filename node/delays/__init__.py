@@ -1,0 +1,1 @@
+"""Delayed records: a timer wheel and the schedule kept over the delays log, without I/O."""

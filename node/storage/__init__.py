@@ -1,0 +1,1 @@
+"""Segmented logs on disk: append, read, recover, truncate, retain, compact, scrub."""

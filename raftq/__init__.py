@@ -1,0 +1,32 @@
+"""RaftQ: a durable message queue and log.
+
+The public names, loaded on first use so that `import raftq` stays cheap.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from raftq.client.wire import errors as errors
+    from raftq.client.wire.errors import RaftqError as RaftqError
+    from raftq.node.embedded import AsyncQueue as AsyncQueue
+    from raftq.node.embedded import Message as Message
+    from raftq.node.embedded import Queue as Queue
+
+_HOMES = {
+    "AsyncQueue": "raftq.node.embedded",
+    "Message": "raftq.node.embedded",
+    "Queue": "raftq.node.embedded",
+    "RaftqError": "raftq.client.wire.errors",
+}
+
+__all__ = ["AsyncQueue", "Message", "Queue", "RaftqError", "errors"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "errors":
+        return import_module("raftq.client.wire.errors")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'raftq' has no attribute {name!r}")
+    return getattr(import_module(home), name)
