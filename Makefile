@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TESTS ?=
+SEEDS ?= 1000
 
-.PHONY: setup demo test check format bench soak clean types
+.PHONY: setup demo test sim check format bench soak clean types
 
 setup: $(STAMP)
 
@@ -24,6 +25,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest $(TESTS)
+
+# The storage engine under simulated crashes, damage and full disks, with more seeds than `make test`.
+sim: $(STAMP)
+	@RAFTQ_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/sim $(TESTS)
 
 check: types
 	@$(BIN)/ruff format --check .

@@ -50,6 +50,9 @@ class RaftqError(Exception):
         RaftqError.registry[code] = cls
 
 
+RaftqError.registry[RaftqError.code] = RaftqError
+
+
 class RequestError(RaftqError):
     code = "request_refused"
 

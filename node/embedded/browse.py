@@ -1,0 +1,42 @@
+"""Shell: looks at what a group would get next, without taking it. One caller at a time."""
+
+from raftq.client.wire.errors import InvalidArgument
+from raftq.node.delivery.group import GroupDelivery
+from raftq.node.delivery.lanes import LANES
+from raftq.node.embedded.engine import Engine
+from raftq.node.embedded.message import Held, Message
+from raftq.node.embedded.reader import LaneReader
+
+PEEK_MAX = 10_000
+
+
+def peek(engine: Engine, group: GroupDelivery, count: int) -> list[Message]:
+    """Up to `count` messages, highest priority first, those that wait for a retry included."""
+    if not 0 < count <= PEEK_MAX:
+        raise InvalidArgument(f"peek shows 1 to {PEEK_MAX} messages")
+    reader = LaneReader(engine.files.data)
+    found: list[Message] = []
+    for lane in range(LANES):
+        for start, end, attempt in _ranges(engine, group, lane, count - len(found)):
+            held = Held(engine.name, group.group, lane, attempt, 0)
+            messages, _ = reader.read(start, min(end, start + count - len(found)), held)
+            found += messages
+            if len(found) >= count:
+                return found
+    return found
+
+
+def _ranges(
+    engine: Engine, group: GroupDelivery, lane: int, count: int
+) -> list[tuple[int, int, int]]:
+    """(start, end, attempts spent) of what the lane has, enough for `count` messages."""
+    waits = sorted((w for w in group.waiting if w.lane == lane), key=lambda wait: wait.start)
+    ranges = [(wait.start, wait.end, wait.attempt) for wait in waits]
+    size = sum(end - start for start, end, _ in ranges)
+    at = group.cursors[lane]
+    while size < count and (run := engine.files.data.next_run(lane, at)) is not None:
+        holes = group.settled.holes(run[0], min(run[1], run[0] + count))
+        ranges += [(start, end, 0) for start, end in holes]
+        size += sum(end - start for start, end in holes)
+        at = min(run[1], run[0] + count)
+    return ranges

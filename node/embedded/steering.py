@@ -1,0 +1,247 @@
+"""Shell: the verbs that look at a queue and steer it."""
+
+from raftq.client.wire.batch import validate
+from raftq.client.wire.errors import InvalidArgument, OffsetOutOfRange, UnknownCheckpoint
+from raftq.node.delivery.lanes import LANE_NAMES
+from raftq.node.embedded.browse import peek
+from raftq.node.embedded.engine import DEFAULT_GROUP
+from raftq.node.embedded.ledger import CHECKPOINT, FORGET
+from raftq.node.embedded.message import (
+    DELAYED_ID_PREFIX,
+    DeadLetter,
+    DelayedMessage,
+    Message,
+    QueueStats,
+    delayed_id,
+)
+from raftq.node.embedded.opened import OpenQueue
+from raftq.node.embedded.stats import take_stats
+from raftq.node.storage.log import Log
+
+NAME_CHARS_MAX = 249
+
+
+class SteeredQueue(OpenQueue):
+    """Peek, delays, dead letters, replay, pause, purge, compaction, counts."""
+
+    def peek(self, max_messages: int = 10, *, group: str = DEFAULT_GROUP) -> list[Message]:
+        """What would come next, highest priority first, without taking it."""
+        with self._lock:
+            self._check_open()
+            return peek(self._engine, self._engine.known_group(group), max_messages)
+
+    def delayed(self, limit: int = 1000) -> list[DelayedMessage]:
+        """Messages that are not yet due, the next one first."""
+        with self._lock:
+            self._check_open()
+            line = self._engine.delays
+            due = dict(line.schedule.pending(limit))
+            found = dict(line.records(list(due)))
+        return [
+            DelayedMessage(
+                delayed_id(offset),
+                due[offset] / 1000,
+                record.value,
+                record.key,
+                record.headers,
+                LANE_NAMES[record.priority],
+            )
+            for offset, record in found.items()
+        ]
+
+    def cancel(self, message_id: str) -> bool:
+        """Cancel a delayed message; False when it is due, delivered or cancelled already."""
+        digits = str(message_id).removeprefix(DELAYED_ID_PREFIX)
+        if not digits.isdecimal() or len(digits) > 19:
+            raise InvalidArgument(f"{message_id!r} is not a message id")
+        if not str(message_id).startswith(DELAYED_ID_PREFIX):
+            return False
+        with self._lock:
+            self._check_open()
+            self._keeper.tick(self._clock())
+            cancelled = bool(self._engine.delays.cancel([int(digits)]))
+            target = (self._files.delays, self._files.delays.end_offset)
+        self._settle([target] if cancelled else [])
+        return cancelled
+
+    def dead_letters(
+        self, *, reason: str | None = None, limit: int | None = None
+    ) -> list[DeadLetter]:
+        """Messages that were given up, oldest first."""
+        with self._lock:
+            self._check_open()
+            return self._dead.browse(reason, limit)
+
+    def redrive(self, reason: str | None = None, limit: int | None = None) -> int:
+        """Put dead letters back into the queue, each once; returns how many."""
+        with self._lock:
+            self._check_open()
+            count = self._dead.redrive(reason, limit, int(self._clock() * 1000))
+            self._wake_all()
+            targets = [(log, log.end_offset) for log in (self._files.data, self._files.ledger)]
+        self._settle(targets)
+        return count
+
+    def purge_dead_letters(self) -> int:
+        """Forget all dead letters; returns how many there were."""
+        with self._lock:
+            self._check_open()
+            return self._dead.purge()
+
+    def checkpoint(self, name: str, *, group: str = DEFAULT_GROUP) -> int:
+        """Remember, by name, the first message the group has not settled; returns its offset."""
+        if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS_MAX:
+            raise InvalidArgument(f"a checkpoint name has 1 to {NAME_CHARS_MAX} characters")
+        with self._lock:
+            self._check_open()
+            offset = self._engine.known_group(group).settled.prefix
+            target = self._engine.write_shell([CHECKPOINT, name, offset])
+        self._settle([target])
+        return offset
+
+    def checkpoints(self) -> dict[str, int]:
+        with self._lock:
+            self._check_open()
+            return dict(self._engine.state.checkpoints)
+
+    def replay_from(
+        self,
+        *,
+        offset: int | None = None,
+        timestamp: float | None = None,
+        checkpoint: str | None = None,
+        group: str = DEFAULT_GROUP,
+    ) -> int:
+        """Deliver everything from a place on again, settled or not; returns the offset.
+
+        What was in flight is taken from its holders: their receipts no longer count.
+        """
+        if sum(place is not None for place in (offset, timestamp, checkpoint)) != 1:
+            raise InvalidArgument("give exactly one of offset, timestamp and checkpoint")
+        with self._lock:
+            self._check_open()
+            start = self._place(offset, timestamp, checkpoint)
+            core = self._engine.group(group)
+            target = self._engine.write([core.reset(start)])
+            self._wake_all()
+        self._settle([target])
+        return start
+
+    def purge(self) -> int:
+        """Drop every message, also those in flight and delayed, for every group; returns how many.
+
+        Dead letters stay; see purge_dead_letters.
+        """
+        with self._lock:
+            self._check_open()
+            count = self._publisher.unsettled()
+            line = self._engine.delays
+            line.cancel(
+                [offset for offset, _ in line.schedule.pending(line.schedule.pending_count)]
+            )
+            end = self._files.data.end_offset
+            groups = self._engine.state.groups.values()
+            target = self._engine.write([group.reset(end) for group in groups])
+            delays = (self._files.delays, self._files.delays.end_offset)
+        self._settle([target, delays])
+        return count
+
+    def pause(self, *, group: str = DEFAULT_GROUP) -> None:
+        """Deliver nothing more until resume; what is in flight can still be settled."""
+        self._pause(group, True)
+
+    def resume(self, *, group: str = DEFAULT_GROUP) -> None:
+        self._pause(group, False)
+
+    def groups(self) -> list[str]:
+        with self._lock:
+            self._check_open()
+            return sorted(self._engine.state.groups)
+
+    def delete_group(self, group: str) -> bool:
+        """Forget a group and its progress; it no longer holds back the release of disk space."""
+        if group == DEFAULT_GROUP:
+            raise InvalidArgument("the default group cannot be deleted")
+        with self._lock:
+            self._check_open()
+            if group not in self._engine.state.groups:
+                return False
+            target = self._engine.write_shell([FORGET, group])
+            for key in [key for key in self._engine.readers if key[0] == group]:
+                del self._engine.readers[key]
+        self._settle([target])
+        return True
+
+    def compact(self) -> int:
+        """Drop at once what every group has settled; returns the bytes freed."""
+        with self._lock:
+            self._check_open()
+            before = self._files.size_bytes
+            data = self._files.data
+            floor = self._engine.settled_floor()
+            if floor >= data.end_offset > data.start_offset:
+                data.roll()
+            data.retain(0, bytes_max=0, below=floor)
+            self._engine.delays.upkeep(force=True)
+            self._dead.upkeep(0, None)
+        self._keeper.snapshot()
+        with self._lock:
+            return before - self._files.size_bytes
+
+    def sync(self) -> None:
+        """Everything accepted so far is on disk when this returns."""
+        with self._lock:
+            self._check_open()
+            targets = [(log, log.end_offset) for log in self._files.logs.values()]
+        self._files.flusher.wait(targets)
+
+    def stats(self) -> QueueStats:
+        with self._lock:
+            self._check_open()
+            now = self._clock()
+            found = take_stats(self._engine, self._dead)
+            found.rates = self._keeper.rates(now)
+            found.damaged = max(found.damaged, self._consumer.damaged)
+            return found
+
+    def verify(self) -> list[str]:
+        """Read every byte again; returns one line for each damaged range."""
+        problems = []
+        for name, log in self._files.logs.items():
+            with self._lock:
+                self._check_open()
+                _read_all(log)
+            problems += [f"{name}: {damage}" for damage in log.damaged]
+        return problems
+
+    def _place(self, offset: int | None, timestamp: float | None, checkpoint: str | None) -> int:
+        """The offset meant by one of the three. Lock held."""
+        data = self._files.data
+        if checkpoint is not None:
+            known = self._engine.state.checkpoints.get(checkpoint)
+            if known is None:
+                raise UnknownCheckpoint(f"queue {self.path!r} has no checkpoint {checkpoint!r}")
+            # Retention may have dropped what the checkpoint pointed at: replay what is left.
+            return max(known, data.start_offset)
+        if timestamp is not None:
+            return data.offset_for_time(int(timestamp * 1000))
+        if offset is None or not data.start_offset <= offset <= data.end_offset:
+            raise OffsetOutOfRange(
+                f"offset {offset} is not kept: the queue has "
+                f"{data.start_offset} to {data.end_offset}"
+            )
+        return offset
+
+    def _pause(self, group: str, paused: bool) -> None:
+        with self._lock:
+            self._check_open()
+            core = self._engine.known_group(group)
+            target = self._engine.write([core.pause(paused)])
+            self._wake_all()
+        self._settle([target])
+
+
+def _read_all(log: Log) -> None:
+    """Decode everything; what fails its checks is in `log.damaged` afterwards."""
+    for batch in log.batches(log.start_offset, skip_damaged=True):
+        validate(batch)

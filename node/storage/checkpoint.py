@@ -1,0 +1,116 @@
+"""How far a log was known to be durable, and where it starts: two slots in one small file. (Shell.)
+
+    byte  size  field
+    0     4     magic            'RQCP'
+    4     2     version          1
+    6     2     flags            1 = the log was closed and nothing was written since
+    8     8     sequence         the valid slot with the higher one counts
+    16    8     segment_base     base offset of the active segment
+    24    8     position         bytes of it that are durable
+    32    8     flushed_offset
+    40    8     start_offset
+    48    12    reserved         0
+    60    4     crc              CRC32C of bytes 0..60
+
+Slots are written in turn and in place, so a torn write leaves the other one. Mostly they are not
+synced: `flushed_offset` is a hint that may be too low after a crash but never too high. It is
+synced where being too high would be possible (truncation) and where `start_offset` moves.
+"""
+
+from dataclasses import dataclass, replace
+from struct import Struct
+
+from crc32c import crc32c
+
+from raftq.client.wire.errors import UnknownFormat
+from raftq.node.storage.disk import Disk, File
+
+MAGIC = b"RQCP"
+VERSION = 1
+SLOT_BYTES = 64
+NAME = "checkpoint"
+_FLAG_CLEAN = 1
+
+_SLOT = Struct("<4sHHqqqqq12x")
+_CRC = Struct("<I")
+
+
+@dataclass(slots=True, frozen=True)
+class Checkpoint:
+    """One slot."""
+
+    sequence: int = 0
+    segment_base: int = 0
+    position: int = 0
+    flushed_offset: int = 0
+    start_offset: int = 0
+    clean: bool = False
+
+
+def encode_slot(checkpoint: Checkpoint) -> bytes:
+    slot = _SLOT.pack(
+        MAGIC,
+        VERSION,
+        _FLAG_CLEAN if checkpoint.clean else 0,
+        checkpoint.sequence,
+        checkpoint.segment_base,
+        checkpoint.position,
+        checkpoint.flushed_offset,
+        checkpoint.start_offset,
+    )
+    return slot + _CRC.pack(crc32c(slot))
+
+
+def decode_slot(slot: bytes, path: str) -> Checkpoint | None:
+    """The slot, or None when it is damaged."""
+    if len(slot) != SLOT_BYTES or slot[:4] != MAGIC:
+        return None
+    if crc32c(slot[:60]) != _CRC.unpack_from(slot, 60)[0]:
+        return None
+    _, version, flags, *numbers = _SLOT.unpack_from(slot)
+    if version != VERSION:
+        raise UnknownFormat(
+            f"{path} has checkpoint version {version}, not known here (newest known: {VERSION}); "
+            "it was written by a newer version of RaftQ"
+        )
+    sequence, base, position, flushed, start = numbers
+    if min(numbers) < 0 or start > flushed:
+        return None
+    return Checkpoint(sequence, base, position, flushed, start, bool(flags & _FLAG_CLEAN))
+
+
+class CheckpointFile:
+    """The open file; writes go to the slot that is not the newest."""
+
+    __slots__ = ("_file", "_sequence")
+
+    def __init__(self, file: File, sequence: int) -> None:
+        self._file = file
+        self._sequence = sequence
+
+    def write(self, checkpoint: Checkpoint, sync: bool = False) -> None:
+        self._sequence += 1
+        slot = encode_slot(replace(checkpoint, sequence=self._sequence))
+        self._file.write_at((self._sequence & 1) * SLOT_BYTES, slot)
+        if sync:
+            self._file.sync()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def open_checkpoint(disk: Disk, directory: str) -> tuple[CheckpointFile, Checkpoint | None]:
+    """The file, created when missing, and its newest valid slot."""
+    path = f"{directory}/{NAME}"
+    file = disk.open(path, create=True)
+    try:
+        slots = [
+            slot
+            for at in (0, SLOT_BYTES)
+            if (slot := decode_slot(file.read(at, SLOT_BYTES), path)) is not None
+        ]
+    except UnknownFormat:
+        file.close()
+        raise
+    newest = max(slots, key=lambda slot: slot.sequence, default=None)
+    return CheckpointFile(file, newest.sequence if newest is not None else 0), newest

@@ -1,0 +1,134 @@
+"""How far a log is durable, and the sync that moves it on. (Shell.)
+
+One writer appends while another thread may sync. The writer publishes its head as one tuple, so a
+ticket sees an end offset and a position that belong together without a lock on the append path.
+Bytes below the active segment are durable already, because sealing syncs.
+
+A failed sync is final: the kernel may have dropped the pages, and a second sync would report a
+success that never happened. The log refuses writes until it is opened again.
+"""
+
+import threading
+from dataclasses import dataclass
+
+from raftq.client.wire.errors import DiskFull, StorageError, StorageFailed
+from raftq.node.storage.checkpoint import Checkpoint, CheckpointFile
+from raftq.node.storage.disk import File
+
+
+@dataclass(slots=True)
+class Head:
+    """The end of a log: the active segment, its open file and what was written to it."""
+
+    end_offset: int
+    segment_base: int
+    position: int
+    file: File
+
+
+class SyncTicket:
+    """One sync: what it covers was fixed when it was made; `run` may happen in any thread."""
+
+    __slots__ = ("_durability", "_generation", "_head")
+
+    def __init__(self, durability: "Durability", head: Head, generation: int) -> None:
+        self._durability = durability
+        self._head = head
+        self._generation = generation
+
+    @property
+    def end_offset(self) -> int:
+        """What is flushed once `run` has returned."""
+        return self._head.end_offset
+
+    def run(self) -> None:
+        """Sync, then move the flushed offset on. StorageFailed also makes the log refuse writes."""
+        self._durability.run(self._head, self._generation)
+
+
+class Durability:
+    """The flushed offset, the start offset, and the checkpoint that remembers both."""
+
+    __slots__ = ("_checkpoint", "_generation", "_lock", "failure", "flushed_offset", "start_offset")
+
+    def __init__(self, checkpoint: CheckpointFile, flushed_offset: int, start_offset: int) -> None:
+        self._checkpoint = checkpoint
+        self._lock = threading.Lock()
+        # Truncation starts a new generation: a sync begun before it must not vouch for what was
+        # appended in place of the truncated bytes.
+        self._generation = 0
+        self.flushed_offset = flushed_offset
+        self.start_offset = start_offset
+        self.failure: StorageError | None = None
+
+    def check(self) -> None:
+        """Raise when the log no longer accepts writes."""
+        if self.failure is not None:
+            raise StorageFailed(
+                f"the log refuses writes until it is opened again: {self.failure}"
+            ) from self.failure
+
+    def fail(self, error: StorageError) -> None:
+        if self.failure is None:
+            self.failure = error
+
+    def begin(self, head: Head) -> SyncTicket:
+        self.check()
+        return SyncTicket(self, head, self._generation)
+
+    def run(self, head: Head, generation: int) -> None:
+        if generation != self._generation:
+            return  # truncated since, and that synced
+        try:
+            head.file.sync()
+        except StorageFailed as error:
+            if generation != self._generation:
+                return  # the file went away under it
+            self.fail(error)
+            raise
+        with self._lock:
+            if generation == self._generation and self.flushed_offset < head.end_offset:
+                self.flushed_offset = head.end_offset
+                self._write(head)
+
+    def sealed(self, head: Head) -> None:
+        """A new segment starts at `head`: all below it is durable."""
+        with self._lock:
+            self.flushed_offset = max(self.flushed_offset, head.end_offset)
+            self._write(head)
+
+    def cut(self, head: Head) -> None:
+        """Promise durably that nothing at or above `head` is claimed any more."""
+        with self._lock:
+            self._generation += 1
+            self.flushed_offset = min(self.flushed_offset, head.end_offset)
+            self._write(head, sync=True)
+
+    def move_start(self, start_offset: int, head: Head) -> None:
+        """Remember durably that the log starts here; `start_offset` is flushed."""
+        with self._lock:
+            self.start_offset = start_offset
+            self._write(head, sync=True)
+
+    def remember(self, head: Head, clean: bool = False, sync: bool = False) -> None:
+        with self._lock:
+            self._write(head, clean=clean, sync=sync)
+
+    def _write(self, head: Head, clean: bool = False, sync: bool = False) -> None:
+        flushed = self.flushed_offset
+        position = head.position if flushed == head.end_offset else 0
+        slot = Checkpoint(
+            segment_base=head.segment_base,
+            position=position,
+            flushed_offset=flushed,
+            start_offset=self.start_offset,
+            clean=clean,
+        )
+        try:
+            self._checkpoint.write(slot, sync=sync)
+        except DiskFull:
+            if sync:
+                raise  # a hint may be lost, a promise may not
+
+    def close(self) -> None:
+        self._checkpoint.close()

@@ -1,0 +1,494 @@
+"""One log: append, read, look up, truncate, retain. (Shell-less engine on a Disk.)
+
+Called by one thread at a time, under its owner's lock; only the `run` of a SyncTicket may happen in
+another thread meanwhile. All bounds are half-open: records live in [start_offset, end_offset), and
+those below flushed_offset survive a power loss.
+
+Invariants
+- Offsets are given out once and never move: not by recovery, not by damage, not by compaction.
+- A refused append (DiskFull) leaves no byte and no offset behind; the next one may succeed.
+- After a failed write or sync (StorageFailed) every write is refused until the log is opened again.
+- Only the active segment has bytes that are not durable: sealing syncs it.
+
+The log knows nothing of leases, groups or topics, and it does not lock its directory.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from crc32c import crc32c
+
+from raftq.client.wire.batch import FLAG_OFFSET_DELTAS, Batch, decode
+from raftq.client.wire.errors import CorruptBatch, OffsetOutOfRange, StorageFailed
+from raftq.node.storage.config import LogConfig
+from raftq.node.storage.disk import Disk
+from raftq.node.storage.durability import Durability, Head, SyncTicket
+from raftq.node.storage.epochs import epoch_starts
+from raftq.node.storage.header import (
+    FACTS,
+    FACTS_AT,
+    STAMP,
+    STAMP_AT,
+    STAMP_CRC,
+    STAMP_CRC_AT,
+    DamagedRange,
+)
+from raftq.node.storage.index import SegmentIndex
+from raftq.node.storage.page_cache import PageCache
+from raftq.node.storage.reader import Reader
+from raftq.node.storage.recovery import Recovered, RecoveryReport, recover
+from raftq.node.storage.retention import segments_to_drop
+from raftq.node.storage.scan import scan
+from raftq.node.storage.scrub import ScrubState, ScrubStep, scrub_step
+from raftq.node.storage.segment import Segment
+
+_NO_EPOCH = -1
+_TIME_READ_BYTES = 64 * 1024
+
+
+class Log:
+    """An open log. `end_offset` is the offset the next record gets."""
+
+    __slots__ = (
+        "_config",
+        "_durability",
+        "_epoch",
+        "_file",
+        "_head",
+        "_index",
+        "_page_cache",
+        "_reader",
+        "_scrub",
+        "_segment_bytes",
+        "directory",
+        "disk",
+        "end_offset",
+        "recovered",
+        "segments",
+    )
+
+    def __init__(self, disk: Disk, directory: str, config: LogConfig, recovered: Recovered) -> None:
+        self.disk = disk
+        self._config = config
+        self._segment_bytes = config.segment_bytes
+        self.directory = directory
+        self.segments = recovered.segments
+        self.recovered: RecoveryReport = recovered.report
+        self._reader = Reader(self.segments, recovered.gaps)
+        self._page_cache = PageCache(config, self.segments)
+        self._scrub = ScrubState()
+        self._take_active()
+        self._durability = Durability(recovered.checkpoint, self.end_offset, recovered.start_offset)
+        self._durability.remember(Head(*self._head))
+
+    @staticmethod
+    def open(disk: Disk, directory: str, config: LogConfig, now_ms: int) -> "Log":
+        """Recover the log in the directory, creating both when they are not there."""
+        recovered = recover(disk, directory, config)
+        recovered.report.opened_ms = now_ms
+        return Log(disk, directory, config, recovered)
+
+    def _take_active(self) -> None:
+        """Look at the active segment anew, after it changed."""
+        segment = self.segments.active
+        index = segment.facts
+        assert isinstance(index, SegmentIndex)
+        self._index = index
+        self._file = self.segments.file_of(segment)
+        # The first append to a segment notes its epoch even when that did not change.
+        self._epoch = index.epochs[-1][0] if index.epochs else _NO_EPOCH
+        self.end_offset = index.end_offset
+        self._head = (index.end_offset, index.base_offset, index.size, self._file)
+        self._page_cache.start_at(index.size)
+
+    # Facts
+
+    @property
+    def start_offset(self) -> int:
+        return self._durability.start_offset
+
+    @property
+    def flushed_offset(self) -> int:
+        return self._durability.flushed_offset
+
+    @property
+    def size_bytes(self) -> int:
+        return self.segments.size_bytes
+
+    @property
+    def segment_count(self) -> int:
+        return len(self.segments.items)
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the log refuses writes, or None."""
+        return self._durability.failure
+
+    @property
+    def damaged(self) -> list[DamagedRange]:
+        """Every damaged range known so far, in offset order."""
+        start = self.start_offset
+        ranges = [*self._reader.gaps, *self.segments.damaged()]
+        return sorted(
+            (one for one in ranges if one.end >= start), key=lambda one: (one.start, one.position)
+        )
+
+    @property
+    def epochs(self) -> list[tuple[int, int]]:
+        """(epoch, start_offset) of each epoch that has records here, in order."""
+        return epoch_starts(self.segments, self.start_offset, self.end_offset)
+
+    def end_offset_for_epoch(self, epoch: int) -> int:
+        """Where records of epochs above `epoch` start; the end of the log when there are none."""
+        for other, start in self.epochs:
+            if other > epoch:
+                return start
+        return self.end_offset
+
+    # Append
+
+    def append(self, batch: bytearray, epoch: int = 0) -> int:
+        """Stamp the checked batch, write it at the end, and return its base offset."""
+        if self._durability.failure is not None:
+            self._durability.check()
+        index = self._index
+        length = len(batch)
+        if index.size + length > self._segment_bytes and index.size:
+            self.roll()
+            index = self._index
+        base = index.end_offset
+        STAMP.pack_into(batch, STAMP_AT, base, epoch)
+        STAMP_CRC.pack_into(batch, STAMP_CRC_AT, crc32c(batch[:STAMP_CRC_AT]))
+        flags, lane, _, span, timestamp = FACTS.unpack_from(batch, FACTS_AT)
+        try:
+            self._file.append((batch,))
+        except StorageFailed as error:
+            self._durability.fail(error)
+            raise
+        if epoch != self._epoch:
+            self._note_epoch(epoch, base)
+        if flags & FLAG_OFFSET_DELTAS:
+            self._add_sparse(batch)
+        else:
+            index.add(length, base, span, lane, timestamp)
+        self.end_offset = base + span
+        self._head = (base + span, index.base_offset, index.size, self._file)
+        if index.size >= self._page_cache.due_at:
+            self._page_cache.advance(index.size)
+        return base
+
+    def append_many(self, batches: Sequence[bytearray], epoch: int = 0) -> list[int]:
+        """Append several batches with one write: all of them or none."""
+        self._durability.check()
+        index = self._index
+        total = sum(map(len, batches))
+        if index.size + total > self._segment_bytes and index.size:
+            self.roll()
+            index = self._index
+        base = index.end_offset
+        bases, facts = [], []
+        for batch in batches:
+            STAMP.pack_into(batch, STAMP_AT, base, epoch)
+            STAMP_CRC.pack_into(batch, STAMP_CRC_AT, crc32c(batch[:STAMP_CRC_AT]))
+            fact = FACTS.unpack_from(batch, FACTS_AT)
+            bases.append(base)
+            facts.append(fact)
+            base += fact[3]
+        if not batches:
+            return bases
+        try:
+            self._file.append(batches)
+        except StorageFailed as error:
+            self._durability.fail(error)
+            raise
+        if epoch != self._epoch:
+            self._note_epoch(epoch, bases[0])
+        for batch, at, (flags, lane, _, span, timestamp) in zip(batches, bases, facts, strict=True):
+            if flags & FLAG_OFFSET_DELTAS:
+                self._add_sparse(batch)
+            else:
+                index.add(len(batch), at, span, lane, timestamp)
+        self.end_offset = base
+        self._head = (base, index.base_offset, index.size, self._file)
+        if index.size >= self._page_cache.due_at:
+            self._page_cache.advance(index.size)
+        return bases
+
+    def _note_epoch(self, epoch: int, base: int) -> None:
+        assert epoch >= self._epoch, f"epoch {epoch} after {self._epoch}"
+        self._index.add_epoch(epoch, base)
+        self._epoch = epoch
+
+    def _add_sparse(self, batch: bytearray) -> None:
+        decoded = Batch(batch)
+        bounds = (decoded.base_offset, decoded.end_offset)
+        self._index.add_sparse(
+            len(batch), decoded.offsets(), bounds, decoded.lane, decoded.max_timestamp
+        )
+
+    def roll(self) -> None:
+        """Seal the active segment and start the next; nothing happens while it is empty."""
+        self._durability.check()
+        index = self._index
+        if index.end_offset == index.base_offset:
+            return
+        try:
+            self._file.sync()
+            self.segments.seal_active()
+            self.segments.create(index.end_offset)
+        except StorageFailed as error:
+            self._durability.fail(error)
+            raise
+        self._page_cache.seal(index.size)
+        self.segments.summarize_sealed()
+        self._take_active()
+        self._durability.sealed(Head(*self._head))
+
+    def _seal_by_age(self, now_ms: int) -> None:
+        age_ms, first_ms = self._config.segment_age_ms, self._index.first_timestamp
+        # Records without a time (0) have no age.
+        if age_ms is not None and 0 < first_ms <= now_ms - age_ms:
+            self.roll()
+
+    # Read
+
+    def read(self, offset: int, bytes_max: int) -> bytes:
+        """Raw batches from the one that holds `offset`, whole, at least one, of one segment.
+
+        Empty at the end of the log. The bytes carry their own checksums, which the reader of them
+        checks.
+        """
+        if offset == self.end_offset:
+            return b""
+        self._check_range(offset)
+        return self._reader.read(offset, bytes_max)[2]
+
+    def batch_at(self, offset: int) -> Batch:
+        """The checked batch that holds the offset."""
+        if offset >= self.end_offset:
+            raise OffsetOutOfRange(self._range_text(offset))
+        self._check_range(offset)
+        return self._reader.batch_at(offset)
+
+    def batches(
+        self,
+        start: int,
+        end: int | None = None,
+        bytes_per_read: int = 1024 * 1024,
+        skip_damaged: bool = False,
+    ) -> Iterator[Batch]:
+        """Checked batches from the one that holds `start`, up to `end`.
+
+        Damage raises CorruptBatch, or is passed over with `skip_damaged`; either way it is in
+        `damaged` from then on.
+        """
+        end = self.end_offset if end is None else min(end, self.end_offset)
+        offset = start
+        while offset < end:
+            try:
+                self._check_range(offset)
+                segment, index, data = self._reader.read(offset, bytes_per_read)
+                at = 0
+                while at < len(data) and offset < end:
+                    try:
+                        batch = decode(data, at)
+                    except CorruptBatch:
+                        self._reader.examine(segment, index, offset)
+                        raise
+                    yield batch
+                    offset = batch.end_offset
+                    at += batch.length
+            except CorruptBatch:
+                readable = self.next_readable(offset)
+                if not skip_damaged or readable == offset:
+                    raise
+                offset = readable
+
+    def next_readable(self, offset: int) -> int:
+        """The first offset at or above this one that is not known to be damaged."""
+        while (damage := self._reader.damage_at(offset)) is not None:
+            offset = damage.end
+        return offset
+
+    def offset_for_time(self, timestamp_ms: int) -> int:
+        """The first offset whose timestamp is at or above the given one; the end if none is."""
+        start = self.start_offset
+        for segment in self.segments.items:
+            if segment.facts.max_timestamp < timestamp_ms or segment.facts.end_offset <= start:
+                continue
+            entry = self.segments.index_of(segment).entry_for_time(timestamp_ms)
+            if entry is None:
+                continue
+            end = segment.facts.end_offset
+            for batch in self.batches(max(entry, start), end, _TIME_READ_BYTES, skip_damaged=True):
+                if batch.max_timestamp < timestamp_ms:
+                    continue
+                pairs = zip(batch.offsets(), batch.timestamps(), strict=True)
+                for offset, timestamp in pairs:
+                    if timestamp >= timestamp_ms and offset >= start:
+                        return offset
+        return self.end_offset
+
+    def _check_range(self, offset: int) -> None:
+        if not self.start_offset <= offset <= self.end_offset:
+            raise OffsetOutOfRange(self._range_text(offset))
+
+    def _range_text(self, offset: int) -> str:
+        return (
+            f"offset {offset} is not kept: {self.directory} holds "
+            f"[{self.start_offset}, {self.end_offset})"
+        )
+
+    # Lanes
+
+    def next_run(self, lane: int, offset: int) -> tuple[int, int] | None:
+        """The first run [start, end) of the lane with end > offset, start clipped to offset."""
+        offset = max(offset, self.start_offset)
+        index = self._index
+        assert index.lanes is not None, "this log keeps no lanes"
+        segments = self.segments
+        if offset < index.base_offset:
+            number = segments.number_holding(offset)
+            last = len(segments.items) - 1
+            while (number := segments.sealed_with_lane(lane, number)) < last:
+                lanes = segments.index_of(segments.items[number]).lanes
+                assert lanes is not None
+                run = lanes[lane].next_run(offset)
+                if run is not None:
+                    return run
+                number += 1
+        return index.lanes[lane].next_run(offset)
+
+    def count_from(self, lane: int, offset: int) -> int:
+        """How many records of the lane are at or above the offset."""
+        offset = max(offset, self.start_offset)
+        index = self._index
+        assert index.lanes is not None, "this log keeps no lanes"
+        count = index.lanes[lane].count_from(offset)
+        segments = self.segments
+        if offset < index.base_offset:
+            number = segments.number_holding(offset)
+            segment = segments.items[number]
+            count += segments.lane_records_after(lane, number)
+            if offset <= segment.base_offset:
+                count += segment.facts.lane_records[lane]
+            elif segment.facts.lane_records[lane]:
+                lanes = segments.index_of(segment).lanes
+                assert lanes is not None
+                count += lanes[lane].count_from(offset)
+        return count
+
+    # Truncation and retention
+
+    def truncate(self, end_offset: int) -> None:
+        """Drop every batch that reaches `end_offset` or beyond; durable on return.
+
+        batches [0,5) [5,9) [9,12):  truncate(9) leaves [0,9),  truncate(7) leaves [0,5)
+        """
+        self._durability.check()
+        if end_offset >= self.end_offset:
+            return
+        self._check_range(end_offset)
+        number, position, end = self._reader.cut_point(end_offset)
+        segments = self.segments
+        segment = segments.items[number]
+        try:
+            file = segments.file_of(segment)
+            self._durability.start_offset = min(self.start_offset, end)
+            # First the promise, then the deed: a crash in between must not look like a loss.
+            self._durability.cut(Head(end, segment.base_offset, position, file))
+            segments.drop_back(len(segments.items) - 1 - number)
+            index = segments.reactivate_last()
+            file.truncate(position)
+            file.sync()
+            index.rewind(position)
+            tail = scan(file, segment.path, index, position)
+            if tail is not None:
+                index.add_damage(
+                    DamagedRange(
+                        *(index.end_offset, end, segment.path),
+                        *(tail.position, position, tail.reason),
+                    )
+                )
+            assert (index.size, index.end_offset) == (position, end)
+            self._reader.gaps[:] = [gap for gap in self._reader.gaps if gap.end <= end]
+            self._take_active()
+            self._durability.flushed_offset = end
+            self._durability.remember(Head(*self._head), sync=True)
+        except StorageFailed as error:
+            self._durability.fail(error)
+            raise
+
+    def truncate_prefix(self, start_offset: int) -> int:
+        """Forget what is below `start_offset`: remove whole segments; the bytes freed."""
+        self._durability.check()
+        if start_offset <= self.start_offset:
+            return 0
+        self._check_range(start_offset)
+        if start_offset > self.flushed_offset:
+            self.sync()
+        bases = self.segments.bases
+        count = sum(base <= start_offset for base in bases[1:])
+        return self._drop_front(count, start_offset)
+
+    def retain(
+        self,
+        now_ms: int,
+        age_ms: int | None = None,
+        bytes_max: int | None = None,
+        below: int | None = None,
+    ) -> int:
+        """Remove sealed segments from the front that are over the age or over the size.
+
+        Nothing at or above the offset `below` goes. Returns the bytes freed.
+        """
+        self._durability.check()
+        self._seal_by_age(now_ms)
+        count = segments_to_drop(self.segments, now_ms, age_ms, bytes_max, below)
+        if not count:
+            return 0
+        return self._drop_front(count, max(self.segments.bases[count], self.start_offset))
+
+    def _drop_front(self, count: int, start_offset: int) -> int:
+        try:
+            self._durability.move_start(start_offset, Head(*self._head))
+            freed = self.segments.drop_front(count)
+        except StorageFailed as error:
+            self._durability.fail(error)
+            raise
+        self._reader.gaps[:] = [gap for gap in self._reader.gaps if gap.end > start_offset]
+        return freed
+
+    def replace_segment(self, segment: Segment, temporary: str) -> None:
+        """Swap in a rewritten sealed segment that covers the same offsets."""
+        self._durability.check()
+        try:
+            self.segments.replace_file(segment, temporary)
+        except StorageFailed as error:
+            self._durability.fail(error)
+            raise
+
+    # Durability
+
+    def begin_sync(self) -> SyncTicket:
+        """A sync of everything appended so far; may be asked for and run in another thread."""
+        return self._durability.begin(Head(*self._head))
+
+    def sync(self) -> None:
+        """Return when everything appended so far is durable."""
+        self.begin_sync().run()
+
+    def scrub(self, bytes_max: int) -> ScrubStep:
+        """Verify about so many bytes of sealed segments, going on where the last call stopped."""
+        return scrub_step(self.segments, self._scrub, bytes_max)
+
+    def close(self, clean: bool = True) -> None:
+        """Sync and close; not `clean` leaves the files as they are, as a crash would."""
+        durability = self._durability
+        try:
+            if clean and durability.failure is None:
+                self.sync()
+                durability.remember(Head(*self._head), clean=True, sync=True)
+        finally:
+            durability.fail(StorageFailed(f"the log in {self.directory} is closed"))
+            self.segments.close()
+            durability.close()

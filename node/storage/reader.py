@@ -1,0 +1,167 @@
+"""Find and read batches in the segments of one log. (Shell.)
+
+A lookup goes from the sparse index to the block that holds the offset and walks its headers. What
+does not add up there is examined with all checksums, noted as a DamagedRange, and refused with a
+CorruptBatch from then on; everything around it stays readable.
+"""
+
+from crc32c import crc32c
+
+from raftq.client.wire.batch import HEADER_BYTES, MAGIC, VERSION, Batch, decode
+from raftq.client.wire.errors import CorruptBatch
+from raftq.node.storage.disk import File
+from raftq.node.storage.header import HEADER, STAMP_CRC_AT, DamagedRange
+from raftq.node.storage.index import SegmentIndex
+from raftq.node.storage.scan import scan
+from raftq.node.storage.segment import Segment, Segments
+
+_WALK_BYTES = 64 * 1024
+
+
+class Reader:
+    """Lookups over segments; `gaps` are offsets between segments that no file holds."""
+
+    __slots__ = ("gaps", "segments")
+
+    def __init__(self, segments: Segments, gaps: list[DamagedRange]) -> None:
+        self.segments = segments
+        self.gaps = gaps
+
+    def damage_at(self, offset: int) -> DamagedRange | None:
+        """The known damaged range that contains the offset."""
+        for gap in self.gaps:
+            if gap.start <= offset < gap.end:
+                return gap
+        segments = self.segments
+        for damage in segments.items[segments.number_holding(offset)].facts.damaged:
+            if damage.start <= offset < damage.end:
+                return damage
+        return None
+
+    def find(self, offset: int) -> tuple[Segment, SegmentIndex, int]:
+        """(segment, its index, position) of the batch that holds the offset."""
+        segments = self.segments
+        segment = segments.items[segments.number_holding(offset)]
+        index = segments.index_of(segment)
+        if self.gaps or index.damaged:
+            self._refuse_damage(offset)
+        file = segments.file_of(segment)
+        position = _walk(file, index, offset)
+        if position is None:
+            self.examine(segment, index, offset)
+            self._refuse_damage(offset)
+            position = _walk(file, index, offset)
+            if position is None:
+                raise CorruptBatch(f"the batch that holds offset {offset} cannot be found")
+        return segment, index, position
+
+    def _refuse_damage(self, offset: int) -> None:
+        damage = self.damage_at(offset)
+        if damage is not None:
+            raise CorruptBatch(
+                f"offsets {damage.start} to {damage.end} are damaged "
+                f"({damage.path} at byte {damage.position}: {damage.reason})"
+            )
+
+    def examine(self, segment: Segment, index: SegmentIndex, offset: int) -> None:
+        """Check every batch of the block that holds the offset, and note what is damaged."""
+        start, position = index.entry_for_offset(offset)
+        probe = SegmentIndex(start, index.size + 1, with_lanes=False)
+        probe.size = position
+        file = self.segments.file_of(segment)
+        length = index.block_end(position) - position
+        tail = scan(file, segment.path, probe, index.size, length)
+        if tail is not None:
+            probe.damaged.append(
+                DamagedRange(
+                    *(probe.end_offset, index.end_offset, segment.path),
+                    *(tail.position, index.size, tail.reason),
+                )
+            )
+        for damage in probe.damaged:
+            index.insert_damage(damage)
+
+    def read(self, offset: int, bytes_max: int) -> tuple[Segment, SegmentIndex, bytes]:
+        """Whole batches from the one that holds the offset, at least one, of one segment."""
+        segment, index, position = self.find(offset)
+        file = self.segments.file_of(segment)
+        limit = index.damage_position_from(position) if index.damaged else index.size
+        end = position + bytes_max
+        if end >= limit:
+            return segment, index, file.read(position, limit - position)
+        entry = index.last_entry_until(end)
+        if entry > position:
+            return segment, index, file.read(position, entry - position)
+        return segment, index, _read_within_block(file, position, bytes_max, limit)
+
+    def batch_at(self, offset: int) -> Batch:
+        """The checked batch that holds the offset."""
+        segment, index, data = self.read(offset, 1)
+        try:
+            batch = decode(data)
+            if batch.base_offset <= offset < batch.end_offset:
+                return batch
+        except CorruptBatch:
+            self.examine(segment, index, offset)
+            self._refuse_damage(offset)
+            raise
+        raise CorruptBatch(f"the batch at offset {batch.base_offset} does not hold {offset}")
+
+    def cut_point(self, end_offset: int) -> tuple[int, int, int]:
+        """(segment number, position, offset) to cut at, so that all from `end_offset` on goes."""
+        number = self.segments.number_holding(end_offset)
+        facts = self.segments.items[number].facts
+        if end_offset >= facts.end_offset:
+            return number, facts.size, facts.end_offset
+        try:
+            batch = self.batch_at(end_offset)
+        except CorruptBatch:
+            for damage in facts.damaged:
+                if damage.start <= end_offset < damage.end:
+                    return number, damage.position, damage.start
+            raise
+        return number, self.find(end_offset)[2], batch.base_offset
+
+
+def _walk(file: File, index: SegmentIndex, offset: int) -> int | None:
+    """Position of the batch that holds the offset; None when the headers do not add up."""
+    expected, position = index.entry_for_offset(offset)
+    end = index.block_end(position)
+    unpack = HEADER.unpack_from
+    window, at = b"", 0
+    while position + at < end:
+        if at + HEADER_BYTES > len(window):
+            position += at
+            at = 0
+            window = file.read(position, min(end - position, _WALK_BYTES))
+            if len(window) < HEADER_BYTES:
+                return None
+        magic, version, _, length, base, _, stamp_crc, _, _, _, _, span, _ = unpack(window, at)
+        if (
+            base != expected
+            or magic != MAGIC
+            or version != VERSION
+            or length < HEADER_BYTES
+            or crc32c(window[at : at + STAMP_CRC_AT]) != stamp_crc
+        ):
+            return None
+        expected += span
+        if offset < expected:
+            return position + at
+        at += length
+    return None
+
+
+def _read_within_block(file: File, position: int, bytes_max: int, limit: int) -> bytes:
+    """Batches up to `bytes_max`, but at least one; its header was checked by the walk."""
+    size = min(max(bytes_max, HEADER_BYTES), limit - position)
+    data = file.read(position, size)
+    end = 0
+    while end + HEADER_BYTES <= len(data):
+        length = HEADER.unpack_from(data, end)[3]
+        if end and (end + length > bytes_max or length < HEADER_BYTES):
+            break
+        end += length
+    if end <= len(data):
+        return data[:end]
+    return file.read(position, min(end, limit - position))

@@ -1,0 +1,189 @@
+"""Walk the batches of a segment file and tell good bytes from bad ones. (Shell.)
+
+Used by recovery, by a rebuild of an index and by scrub. Reads in large windows, so memory is
+bounded by the largest batch however large the file is. Nothing is changed on disk here.
+"""
+
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from raftq.client.wire.batch import (
+    FLAG_OFFSET_DELTAS,
+    HEADER_BYTES,
+    MAGIC,
+    VERSION,
+    Batch,
+)
+from raftq.client.wire.errors import CorruptBatch
+from raftq.node.storage.disk import File
+from raftq.node.storage.header import (
+    FACTS_AT,
+    HEADER,
+    STAMP_CRC_AT,
+    DamagedRange,
+    facts_make_sense,
+    read_front,
+)
+from raftq.node.storage.index import SegmentIndex
+
+WINDOW_BYTES = 4 * 1024 * 1024
+_NEEDLE = MAGIC + bytes([VERSION])
+
+
+@dataclass(slots=True)
+class Tail:
+    """Where good batches end: bytes from `position` on hold nothing readable."""
+
+    position: int
+    reason: str
+
+
+def scan(
+    file: File, path: str, index: SegmentIndex, end: int, bytes_max: int | None = None
+) -> Tail | None:
+    """Add every batch between `index.size` and byte `end` to the index.
+
+    Damage that a good batch follows is added as such. What no good batch follows is returned, for
+    the caller to decide between a torn tail and damage. `bytes_max` ends the scan early, at the
+    first batch boundary after so many bytes.
+    """
+    stop = end if bytes_max is None else min(end, index.size + bytes_max)
+    while index.size < stop:
+        reason = _scan_good(file, index, end, stop)
+        if reason is None:
+            return None
+        found = resync(file, index.size, end, index.end_offset)
+        if found is None:
+            return Tail(index.size, reason)
+        position, base = found
+        start = index.end_offset
+        index.add_damage(DamagedRange(start, base, path, index.size, position, reason))
+    return None
+
+
+def _scan_good(file: File, index: SegmentIndex, end: int, stop: int) -> str | None:
+    """Add batches until `stop` (None) or until one that is not good (why not)."""
+    needed = 0
+    while index.size < stop:
+        position = index.size
+        window = file.read(position, _window(end - position, needed))
+        _add_window(window, index, stop - position)
+        if index.size == position:
+            front = read_front(window, 0)
+            if front is None or not len(window) < front.length <= end - position:
+                return _why_not(window, index.end_offset)
+            needed = front.length
+    return None
+
+
+def _add_window(window: bytes, index: SegmentIndex, stop: int) -> None:
+    """Add the good batches that lie wholly in the window and start before `stop`."""
+    unpack, checksum, add = HEADER.unpack_from, crc32c, index.add
+    stamp_end, facts_at, epoch_now = STAMP_CRC_AT, FACTS_AT, -1
+    at, expected, size = 0, index.end_offset, len(window)
+    headers_until = min(size - HEADER_BYTES + 1, stop)
+    with memoryview(window) as view:
+        while at < headers_until:
+            (
+                magic,
+                version,
+                _,
+                length,
+                base,
+                epoch,
+                stamp_crc,
+                crc,
+                flags,
+                lane,
+                count,
+                span,
+                time,
+            ) = unpack(window, at)
+            end = at + length
+            if (
+                base != expected
+                or magic != MAGIC
+                or version != VERSION
+                or not at + HEADER_BYTES <= end <= size
+                or checksum(window[at : at + stamp_end]) != stamp_crc
+                or checksum(view[at + facts_at : end]) != crc
+                or not facts_make_sense(lane, count, span)
+            ):
+                return
+            if flags & FLAG_OFFSET_DELTAS:
+                if not _add_sparse(index, window, at):
+                    return
+            else:
+                add(length, base, span, lane, time)
+            if epoch != epoch_now:
+                index.add_epoch(epoch, base)
+                epoch_now = epoch
+            at = end
+            expected += span
+
+
+def _why_not(window: bytes, expected: int) -> str:
+    """What is wrong with the batch at the start of the window."""
+    try:
+        batch = Batch(window)
+        batch.check_crc()
+        batch.offsets()
+    except CorruptBatch as error:
+        return str(error)
+    return f"a batch with offset {batch.base_offset} stands where {expected} is due"
+
+
+def _window(left: int, needed: int) -> int:
+    return min(left, max(WINDOW_BYTES, needed))
+
+
+def _add_sparse(index: SegmentIndex, window: bytes, at: int) -> bool:
+    try:
+        batch = Batch(window, at)
+        offsets = batch.offsets()
+    except CorruptBatch:
+        return False
+    bounds = (batch.base_offset, batch.end_offset)
+    index.add_sparse(batch.length, offsets, bounds, batch.lane, batch.max_timestamp)
+    return True
+
+
+def resync(file: File, position: int, end: int, expected: int) -> tuple[int, int] | None:
+    """(position, base_offset) of the first good batch after bad bytes at `position`.
+
+    A header whose stamp holds vouches for its length, so the search starts behind that batch:
+    bytes inside a record that look like a batch are not mistaken for one.
+    """
+    front = read_front(file.read(position, HEADER_BYTES), 0)
+    if front is not None:
+        if front.base_offset > expected and _good_base(file, position, end, expected) is not None:
+            return position, front.base_offset
+        position += front.length
+    else:
+        position += 1
+    while position + HEADER_BYTES <= end:
+        window = file.read(position, _window(end - position, 0))
+        at = window.find(_NEEDLE)
+        while at >= 0 and at + HEADER_BYTES <= len(window):
+            if read_front(window, at) is not None:
+                base = _good_base(file, position + at, end, expected)
+                if base is not None:
+                    return position + at, base
+            at = window.find(_NEEDLE, at + 1)
+        # A header may lie across the end of this window.
+        position += max(len(window) - HEADER_BYTES + 1, 1)
+    return None
+
+
+def _good_base(file: File, position: int, end: int, expected: int) -> int | None:
+    """The base offset of the batch at `position` if all of it is good and it fits the log."""
+    front = read_front(file.read(position, HEADER_BYTES), 0)
+    if front is None or front.base_offset < expected or position + front.length > end:
+        return None
+    try:
+        Batch(window := file.read(position, front.length)).check_crc()
+    except CorruptBatch:
+        return None
+    assert len(window) == front.length
+    return front.base_offset

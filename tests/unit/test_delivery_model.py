@@ -1,0 +1,370 @@
+"""GroupDelivery against a naive model with one dict per offset, under random operations."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from raftq.client.wire.errors import AlreadySettled, LeaseExpired, LeaseLost, LeaseReplaced
+from raftq.node.delivery import entries
+from raftq.node.delivery.group import DeliveryConfig, GroupDelivery
+
+MAX_DELIVERIES = 3
+LEASE_S = 30.0
+HOLDERS = ("a", "b")
+LIMIT = 25
+
+
+class Lanes:
+    """One lane number per offset, searched the slow way."""
+
+    def __init__(self) -> None:
+        self.lane_of: list[int] = []
+
+    def next_run(self, lane: int, offset: int) -> tuple[int, int] | None:
+        while offset < len(self.lane_of) and self.lane_of[offset] != lane:
+            offset += 1
+        end = offset
+        while end < len(self.lane_of) and self.lane_of[end] == lane:
+            end += 1
+        return (offset, end) if offset < end else None
+
+    def count_from(self, lane: int, offset: int) -> int:
+        return self.lane_of[offset:].count(lane)
+
+
+@dataclass
+class Known:
+    """What the model knows of one offset."""
+
+    state: str = "fresh"
+    attempt: int = 0
+    due: float = 0.0
+    nonce: int = 0
+    deadline: float = 0.0
+    holder: str = ""
+
+
+class DeliveryMachine(RuleBasedStateMachine):
+    """Every rule does one operation on both sides; the invariants compare them."""
+
+    @initialize(seed=st.integers(0, 1000))
+    def begin(self, seed: int) -> None:
+        self.now = 100.0
+        self.lanes = Lanes()
+        self.group = self.new_group(seed)
+        self.model: list[Known] = []
+        self.ledger: list[entries.Entry] = [entries.created("g", 0)]
+        self.receipts: list[tuple[int, int, int]] = []
+        self.letters = []
+        self.paused = False
+
+    def new_group(self, seed: int) -> GroupDelivery:
+        config = DeliveryConfig(
+            lease_s=LEASE_S, max_deliveries=MAX_DELIVERIES, in_flight_max=LIMIT, starvation_s=5.0
+        )
+        return GroupDelivery("g", config, self.lanes, random.Random(seed), 0, self.now)
+
+    def do(self, entry: entries.Entry) -> None:
+        self.group.apply(entry)
+        self.ledger.append(entry)
+
+    def held(self, nonce: int, offset: int) -> bool:
+        known = self.model[offset]
+        return known.state == "leased" and known.nonce == nonce and self.now < known.deadline
+
+    def reason(self, nonce: int, offset: int) -> type[LeaseLost]:
+        known = self.model[offset] if offset < len(self.model) else Known()
+        if known.state == "settled":
+            return AlreadySettled
+        if known.state in ("leased", "dying") and known.nonce != nonce:
+            return LeaseReplaced
+        return LeaseExpired
+
+    def pick(self, data: st.DataObject) -> tuple[int, int, int, list[int]]:
+        nonce, start, end = data.draw(st.sampled_from(self.receipts[-12:]))
+        low = data.draw(st.integers(start, end - 1))
+        high = data.draw(st.integers(low + 1, end))
+        return nonce, low, high, [n for n in range(low, high) if self.held(nonce, n)]
+
+    def wait(self, offset: int, due: float, attempt: int) -> None:
+        known = self.model[offset]
+        known.state, known.due, known.attempt = "waiting", due, attempt
+
+    @rule(runs=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 8)), min_size=1, max_size=5))
+    def append(self, runs: list[tuple[int, int]]) -> None:
+        for lane, count in runs:
+            self.lanes.lane_of += [lane] * count
+            self.model += [Known() for _ in range(count)]
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 4.0, 15.0, 30.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(
+        records_max=st.integers(1, 30),
+        holder=st.sampled_from(HOLDERS),
+        lease_s=st.sampled_from([None, 2.0, 60.0]),
+        stored=st.integers(0, 5),
+    )
+    def lease(self, records_max: int, holder: str, lease_s: float | None, stored: int) -> None:
+        def ready(known: Known) -> bool:
+            return known.state == "fresh" or (known.state == "waiting" and known.due <= self.now)
+
+        held = sum(1 for each in self.model if (each.state, each.holder) == ("leased", holder))
+        expected = min(records_max, LIMIT - held, sum(map(ready, self.model)))
+        before = self.group.snapshot()
+        grants = self.group.lease(records_max, self.now, holder, lease_s)
+        if self.paused:
+            expected = 0
+        assert sum(grant.end - grant.start for grant in grants) == max(expected, 0)
+        if stored == 0:
+            self.group.take_back(grants)
+            assert self.group.snapshot() == before
+            return
+        self.ledger.append(self.group.granted_entry(grants, self.now, holder))
+        for grant in grants:
+            assert grant.deadline == self.now + (lease_s or LEASE_S)
+            self.receipts.append((grant.nonce, grant.start, grant.end))
+            for offset in range(grant.start, grant.end):
+                known = self.model[offset]
+                assert ready(known)
+                assert self.lanes.lane_of[offset] == grant.lane
+                assert grant.attempt == known.attempt + 1
+                assert grant.fresh == (known.state == "fresh")
+                self.model[offset] = Known(
+                    "leased", grant.attempt, 0.0, grant.nonce, grant.deadline, holder
+                )
+        self.oldest_due_go_first({offset for g in grants for offset in range(g.start, g.end)})
+
+    def oldest_due_go_first(self, taken: set[int]) -> None:
+        for lane in range(5):
+            mine = [n for n in sorted(taken) if self.lanes.lane_of[n] == lane]
+            for offset, known in enumerate(self.model[: max(mine, default=0)]):
+                if self.lanes.lane_of[offset] == lane and known.state == "waiting":
+                    assert known.due > self.now, "an older due record was passed over"
+
+    @precondition(lambda self: self.receipts)
+    @rule(data=st.data())
+    def ack(self, data: st.DataObject) -> None:
+        nonce, low, high, held = self.pick(data)
+        if len(held) == high - low:
+            self.do(self.group.ack([(nonce, low, high)], self.now))
+            for offset in held:
+                self.model[offset].state = "settled"
+            return
+        first = next(n for n in range(low, high) if n not in held)
+        with pytest.raises(self.reason(nonce, first), match=f"offset {first} "):
+            self.group.ack([(nonce, low, high)], self.now)
+
+    @precondition(lambda self: self.receipts)
+    @rule(data=st.data(), delay=st.sampled_from([None, 0.0, 3.0]))
+    def nack(self, data: st.DataObject, delay: float | None) -> None:
+        nonce, low, high, held = self.pick(data)
+        if not held:
+            with pytest.raises(self.reason(nonce, low)):
+                self.group.nack(nonce, low, high, self.now, delay)
+            return
+        entry, letters = self.group.nack(nonce, low, high, self.now, delay)
+        attempt = self.model[held[0]].attempt
+        if attempt >= MAX_DELIVERIES:
+            assert entry is None
+            self.die(letters, held)
+            return
+        assert not letters
+        self.do(entry)
+        for offset in held:
+            wait = 2.0 ** (attempt - 1) if delay is None else delay
+            self.wait(offset, self.now + wait, attempt)
+
+    def die(self, letters, offsets: list[int]) -> None:
+        dead = [n for letter in letters for n in range(letter.start, letter.end)]
+        assert sorted(dead) == offsets
+        for letter in letters:
+            for offset in range(letter.start, letter.end):
+                assert letter.attempt == self.model[offset].attempt
+                assert letter.nonce == self.model[offset].nonce
+                self.model[offset].state = "dying"
+        self.letters += letters
+
+    @precondition(lambda self: self.receipts)
+    @rule(data=st.data())
+    def reject(self, data: st.DataObject) -> None:
+        nonce, low, high, held = self.pick(data)
+        if held:
+            self.die(self.group.reject(nonce, low, high, self.now, "bad"), held)
+        else:
+            with pytest.raises(self.reason(nonce, low)):
+                self.group.reject(nonce, low, high, self.now, "bad")
+
+    @precondition(lambda self: self.receipts)
+    @rule(data=st.data(), delay=st.sampled_from([0.0, 2.0]), release=st.booleans())
+    def postpone_or_release(self, data: st.DataObject, delay: float, release: bool) -> None:
+        nonce, low, high, held = self.pick(data)
+        if not held:
+            with pytest.raises(self.reason(nonce, low)):
+                self.group.postpone(nonce, low, high, self.now, delay)
+            return
+        if release:
+            self.do(self.group.release([(nonce, low, high)], self.now))
+        else:
+            self.do(self.group.postpone(nonce, low, high, self.now, delay))
+        for offset in held:
+            due = self.now if release else self.now + delay
+            self.wait(offset, due, self.model[offset].attempt - 1)
+
+    @precondition(lambda self: self.receipts)
+    @rule(data=st.data(), seconds=st.sampled_from([0.25, 10.0, 90.0]))
+    def extend(self, data: st.DataObject, seconds: float) -> None:
+        nonce, low, high, held = self.pick(data)
+        if not held:
+            with pytest.raises(self.reason(nonce, low)):
+                self.group.extend(nonce, low, high, self.now, seconds)
+            return
+        self.do(self.group.extend(nonce, low, high, self.now, seconds))
+        for offset in held:
+            self.model[offset].deadline = self.now + seconds
+
+    @rule(crashed=st.integers(0, 6))
+    def expire(self, crashed: int) -> None:
+        if crashed == 0:
+            found, letters = self.group.abandon(self.now)
+        else:
+            found, letters = self.group.expire(self.now)
+        ended = [
+            offset
+            for offset, known in enumerate(self.model)
+            if known.state == "leased" and (crashed == 0 or known.deadline <= self.now)
+        ]
+        for entry in found:
+            self.do(entry)
+        self.die(letters, [n for n in ended if self.model[n].attempt >= MAX_DELIVERIES])
+        for offset in ended:
+            if self.model[offset].state == "leased":
+                self.wait(offset, self.now, self.model[offset].attempt)
+        assert self.group.expire(self.now) == ([], [])
+
+    @precondition(lambda self: self.letters)
+    @rule(spared=st.booleans())
+    def settle_or_spare_dead(self, spared: bool) -> None:
+        letter = self.letters.pop()
+        if spared:
+            self.group.spare([letter], self.now)
+        else:
+            self.do(self.group.settle_dead([letter]))
+        for offset in range(letter.start, letter.end):
+            known = self.model[offset]
+            if known.state == "dying" and known.nonce == letter.nonce:
+                known.state = "leased" if spared else "settled"
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def skip(self, data: st.DataObject) -> None:
+        start = data.draw(st.integers(0, len(self.model) - 1))
+        end = data.draw(st.integers(start + 1, min(start + 5, len(self.model))))
+        self.do(self.group.skip([(0, start, end)]))
+        for offset in range(start, end):
+            self.model[offset].state = "settled"
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), clip=st.booleans())
+    def reset_or_clip(self, data: st.DataObject, clip: bool) -> None:
+        offset = data.draw(st.integers(0, len(self.model)))
+        if clip:
+            self.do(self.group.clip(offset))
+            del self.lanes.lane_of[offset:]
+            del self.model[offset:]
+            self.receipts = [row for row in self.receipts if row[2] <= offset]
+        else:
+            self.do(self.group.reset(offset))
+            self.model = [
+                Known("settled" if n < offset else "fresh") for n in range(len(self.model))
+            ]
+            self.letters = []
+
+    @rule()
+    def pause_or_resume(self) -> None:
+        self.paused = not self.paused
+        self.do(self.group.pause(self.paused))
+
+    @rule(seed=st.integers(0, 1000), drop_prefix=st.booleans())
+    def restore_from_a_snapshot_or_the_ledger(self, seed: int, drop_prefix: bool) -> None:
+        """A new object takes over; what was dying is leased again, as after a crash."""
+        snapshot = self.group.snapshot()
+        replayed = self.new_group(seed)
+        restored = self.new_group(seed)
+        for entry in entries.unpack(entries.pack(self.ledger)):
+            replayed.apply(entry)
+        for entry in entries.unpack(entries.pack([snapshot])):
+            restored.apply(entry)
+        assert replayed.snapshot() == snapshot
+        assert restored.snapshot() == snapshot
+        if not self.letters:
+            assert replayed.describe() == restored.describe() == self.group.describe()
+        assert restored.pending_by_lane(self.now) == self.group.pending_by_lane(self.now)
+        if drop_prefix:
+            self.ledger = [snapshot]
+        self.group = restored
+        self.letters = []
+        for known in self.model:
+            if known.state == "dying":
+                known.state = "leased"
+
+    @invariant()
+    def both_sides_agree(self) -> None:
+        if not hasattr(self, "group"):
+            return
+        group = self.group
+        group.check_invariants()
+        counts = dict.fromkeys(("fresh", "leased", "waiting", "dying", "settled"), 0)
+        for offset, known in enumerate(self.model):
+            counts[known.state] += 1
+            assert (offset in group.settled) == (known.state == "settled")
+        assert group.in_flight == counts["leased"]
+        assert group.waiting_count == counts["waiting"]
+        assert group.dying_count == counts["dying"]
+        assert group.settled.prefix >= min(
+            (n for n, known in enumerate(self.model) if known.state != "settled"),
+            default=len(self.model),
+        )
+        ready = any(
+            known.state == "fresh" or (known.state == "waiting" and known.due <= self.now)
+            for known in self.model
+        )
+        assert group.has_work(self.now) == (ready and not self.paused)
+        self.waits_agree()
+
+    def waits_agree(self) -> None:
+        for wait in self.group.waiting:
+            for offset in range(wait.start, wait.end):
+                known = self.model[offset]
+                assert (known.state, known.attempt, known.due) == (
+                    "waiting",
+                    wait.attempt,
+                    wait.due,
+                )
+        for lease in self.group.leases:
+            for start, end in lease.runs(lease.start, lease.end):
+                for offset in range(start, end):
+                    known = self.model[offset]
+                    assert (known.nonce, known.attempt) == (lease.nonce, lease.attempt)
+        deadlines = [known.deadline for known in self.model if known.state == "leased"]
+        announced = self.group.leases.next_deadline()
+        if deadlines:
+            assert announced is not None
+            assert announced <= max(min(deadlines), self.now)
+
+
+DeliveryMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=50, deadline=None
+)
+TestRandomOperationsAgreeWithTheNaiveModel = pytest.mark.slow(DeliveryMachine.TestCase)
