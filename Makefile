@@ -35,6 +35,7 @@ check: types
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@cd .types && ../$(BIN)/lint-imports --no-cache --config ../pyproject.toml
+	@$(BIN)/python -m pytest -q tests/unit/test_repository.py
 
 format: $(STAMP)
 	@$(BIN)/ruff format .

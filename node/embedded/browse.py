@@ -1,11 +1,12 @@
-"""Shell: looks at what a group would get next, without taking it. One caller at a time."""
+"""Shell: looks at messages without taking them. One caller at a time."""
 
+from raftq.client.wire.batch import FLAG_CONTROL
 from raftq.client.wire.errors import InvalidArgument
 from raftq.node.delivery.group import GroupDelivery
 from raftq.node.delivery.lanes import LANES
 from raftq.node.embedded.engine import Engine
 from raftq.node.embedded.message import Held, Message
-from raftq.node.embedded.reader import LaneReader
+from raftq.node.embedded.reader import Columns, LaneReader
 
 PEEK_MAX = 10_000
 
@@ -24,6 +25,24 @@ def peek(engine: Engine, group: GroupDelivery, count: int) -> list[Message]:
             if len(found) >= count:
                 return found
     return found
+
+
+def browse(engine: Engine, start: int, count: int) -> tuple[list[Message], int]:
+    """Up to `count` messages in offset order, settled or not, and the offset to go on from.
+
+    Damaged messages and those that are no longer kept are passed over.
+    """
+    data = engine.files.data
+    at = max(start, data.start_offset)
+    found: list[Message] = []
+    for batch in data.batches(at, skip_damaged=True):
+        if batch.count and not batch.flags & FLAG_CONTROL:
+            held = Held(engine.name, "", batch.lane, 0, 0)
+            found += Columns(batch).messages(max(at, batch.base_offset), batch.end_offset, held)
+        if len(found) >= count:
+            del found[count:]
+            return found, found[-1].offset + 1
+    return found, max(at, data.end_offset)
 
 
 def _ranges(

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 
 from raftq.client.wire.batch import FLAG_CONTROL, FLAG_DELAY_OFFSETS, Batch, encode
-from raftq.client.wire.errors import CorruptBatch, CorruptFile
+from raftq.client.wire.errors import CorruptBatch, CorruptFile, DiskFull
 from raftq.client.wire.record import Record
 from raftq.node.delays.schedule import DelaySchedule
 from raftq.node.embedded.files import QueueFiles
@@ -26,6 +26,7 @@ FIRE_RECORDS_MAX = 1000
 FIRE_BYTES_MAX = 4 * 1024 * 1024
 SNAPSHOT_BYTES_MAX = 1 << 30
 CONTROL_OFFSETS_MAX = 10_000
+COMPACT_BYTES_MIN = 4 * 1024 * 1024
 
 
 class DelayLine:
@@ -33,8 +34,9 @@ class DelayLine:
 
     def __init__(self, files: QueueFiles, now_ms: int) -> None:
         self._files = files
-        self._fired_data_end = files.data.start_offset
         self._changes = 0
+        # Marks of what is in the data log but could not be written to a full disk yet.
+        self._unmarked: list[tuple[list[int], int]] = []
         self.schedule = self._restore(now_ms)
         self._recover()
 
@@ -85,14 +87,22 @@ class DelayLine:
         data = self._files.data
         bases = data.append_many([self._fired_batch(lane, rows, now_ms) for lane, rows in by_lane])
         # One mark per batch: a power cut can take the later batches and leave the earlier ones.
-        marks: list[tuple[list[int], int]] = [
-            ([record.offset for record in rows], base + len(rows))
-            for base, (_, rows) in zip(bases, by_lane, strict=True)
-        ]
-        self._fired_data_end = data.end_offset
-        self._control([FIRED, marks])
-        for offsets, data_end in marks:
+        for base, (_, rows) in zip(bases, by_lane, strict=True):
+            offsets, data_end = [record.offset for record in rows], base + len(rows)
             self.schedule.apply_fired(offsets, data_end)
+            self._unmarked.append((offsets, data_end))
+        self._write_marks()
+
+    def _write_marks(self) -> None:
+        """Mark in the delays log what fired; a full disk leaves it for later."""
+        if not self._unmarked:
+            return
+        try:
+            self._control([FIRED, self._unmarked])
+        except DiskFull as error:
+            logger.warning("event=marks_wait reason=disk_full error=%s", error)
+            return
+        self._unmarked = []
 
     def cancel(self, offsets: Sequence[int]) -> int:
         """Cancel those that are pending; returns how many were."""
@@ -113,17 +123,22 @@ class DelayLine:
 
     def upkeep(self, force: bool = False) -> None:
         """Save a snapshot and drop what is done, once enough has changed."""
-        self.schedule.fired_flushed(self._files.data.flushed_offset)
-        if self._changes < (1 if force else max(50_000, self.schedule.pending_count)):
+        schedule, delays = self.schedule, self._files.delays
+        self._write_marks()
+        schedule.fired_flushed(self._files.data.flushed_offset)
+        if self._changes < (1 if force else max(50_000, schedule.pending_count)):
             return
-        self._changes = 0
-        delays = self._files.delays
-        delays.sync()
-        packed = msgpack.packb([self._fired_data_end, self.schedule.snapshot()])
-        self._files.disk.write_file_atomic(self._files.path("delays.snapshot"), packed)
-        delays.truncate_prefix(min(self.schedule.done_below, self.schedule.end_offset))
-        if delays.size_bytes > 4 * 1024 * 1024:
+        self._save_snapshot()
+        delays.truncate_prefix(min(schedule.done_below, schedule.end_offset))
+        # A fired record may only go for good once the data log has it for good.
+        if delays.size_bytes > COMPACT_BYTES_MIN and not schedule.unflushed_count:
             compact(delays, self._keep)
+
+    def _save_snapshot(self) -> None:
+        self._changes = 0
+        self._files.delays.sync()
+        path = self._files.path("delays.snapshot")
+        self._files.disk.write_file_atomic(path, self.schedule.snapshot())
 
     def _keep(self, batch: Batch) -> list[int] | None:
         if batch.flags & FLAG_CONTROL:
@@ -169,12 +184,10 @@ class DelayLine:
         try:
             if self._files.disk.exists(path):
                 packed = self._files.disk.read_file(path, SNAPSHOT_BYTES_MAX)
-                fired_data_end, snapshot = msgpack.unpackb(packed, max_bin_len=SNAPSHOT_BYTES_MAX)
-                schedule = DelaySchedule.restore(snapshot, now_ms)
+                schedule = DelaySchedule.restore(packed, now_ms)
                 if delays.start_offset <= schedule.end_offset <= delays.end_offset:
-                    self._fired_data_end = int(fired_data_end)
                     return schedule
-        except (CorruptFile, ValueError, TypeError, msgpack.UnpackException) as error:
+        except CorruptFile as error:
             logger.warning("path=%s event=snapshot_damaged action=rebuild error=%s", path, error)
         return DelaySchedule(now_ms)
 
@@ -188,12 +201,20 @@ class DelayLine:
                     self._replay(value)
             elif batch.count:
                 self._replay_scheduled(batch)
-        schedule.recovered(data.end_offset)
-        start = min(max(self._fired_data_end, data.start_offset), data.end_offset)
+        changed = schedule.recovered(data.end_offset)
+        start = min(max(schedule.fired_end, data.start_offset), data.end_offset)
         for batch in data.batches(start, skip_damaged=True):
             if batch.flags & FLAG_DELAY_OFFSETS:
                 schedule.apply_fired(batch.delay_offsets() or [], batch.end_offset)
-        self._fired_data_end = data.end_offset
+                changed = True
+        lost = schedule.end_offset - delays.end_offset
+        if lost > 0:
+            # The data log names records that a power cut took from this log. Their offsets are
+            # spent: a filler keeps them from being given to others, who would then look fired.
+            delays.append(encode([], offset_deltas=[], span=lost, control=True))
+        if changed:
+            # Before any new record: a later open must not judge the old marks by a longer log.
+            self._save_snapshot()
 
     def _replay_scheduled(self, batch: Batch) -> None:
         deliver_at = batch.deliver_at() or []
@@ -213,7 +234,6 @@ class DelayLine:
             elif kind == FIRED:
                 for offsets, data_end in rest[0]:
                     self.schedule.apply_fired(offsets, data_end)
-                    self._fired_data_end = max(self._fired_data_end, data_end)
             else:
                 raise CorruptFile(f"the delays log holds an unknown control record {kind!r}")
         except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:

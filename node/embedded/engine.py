@@ -10,7 +10,8 @@ import logging
 import random
 from collections.abc import Sequence
 
-from raftq.client.wire.batch import CODEC_NONE, Batch, encode
+from raftq.client.wire.batch import Batch, encode
+from raftq.client.wire.encoder import encode_control
 from raftq.client.wire.errors import CorruptBatch, CorruptFile, DiskFull, InvalidArgument
 from raftq.node.delivery import entries as kinds
 from raftq.node.delivery.group import DeliveryConfig, GroupDelivery
@@ -120,8 +121,13 @@ class Engine:
         deliveries: Sequence[Entry] = (),
         dedups: Sequence[tuple[str, str, int]] = (),
         dead_done: Sequence[tuple[int, int]] = (),
+        sync: bool = True,
     ) -> list[Target]:
-        """Append batches to several logs, with ledger entries, all or nothing."""
+        """Append batches to several logs, with ledger entries, all or nothing.
+
+        `sync` makes that true for power cuts as well: the ledger must be on disk before the other
+        logs may be, or an append could survive without the settlement that belongs to it.
+        """
         self.check_publish()
         logs = self.files.logs
         ends = {name: logs[name].end_offset for name, _ in appends}
@@ -139,6 +145,8 @@ class Engine:
             [list(r) for r in dead_done],
         ]
         target = self._append_ledger([pack_shell([entry])])
+        if sync:
+            self.files.ledger.sync()
         self.state.apply(entry)
         self.intent_ends.update(ends)
         self.unapplied = self.state.intents.pop()
@@ -183,7 +191,7 @@ class Engine:
 
     def _append_ledger(self, records: list[bytes]) -> Target:
         ledger = self.files.ledger
-        batch = encode(records, control=True, codec=CODEC_NONE)
+        batch = encode_control(records[0]) if len(records) == 1 else encode(records, control=True)
         try:
             base = ledger.append(batch)
         except DiskFull:
@@ -230,10 +238,13 @@ class Engine:
         self.group(DEFAULT_GROUP)
         ends = {name: self.files.logs[name].end_offset for name in ("data", "delays", "dead")}
         self.write_shell([OPENED, ends])
-        if any(log.end_offset != log.flushed_offset for log in self.files.logs.values()):
-            # What is read from here on must not be taken back by a later power cut.
-            for log in self.files.logs.values():
-                log.sync()
+        # What is read from here on must not be taken back by a later power cut.
+        for log in self.files.logs.values():
+            log.sync()
+        for group in list(state.groups.values()):
+            if group.settled.prefix < self.files.data.start_offset:
+                # Retention dropped what was settled, and a power cut the ledger entries saying so.
+                self.write([group.advance(self.files.data.start_offset)])
         for intent in state.intents:
             self._apply_intent(intent)
         self.intent_ends = {name: log.end_offset for name, log in self.files.logs.items()}

@@ -29,7 +29,8 @@ from raftq.node.storage.log import Log
 FORMAT_VERSION = 1
 FORMAT_BYTES_MAX = 4096
 LEDGER_SEGMENT_BYTES = 4 * MIB
-LOG_NAMES = ("data", "delays", "dead", "ledger")
+# The order of a round of syncs: a log comes after those whose offsets it names.
+LOG_NAMES = ("delays", "data", "dead", "ledger")
 
 
 @dataclass(slots=True)
@@ -92,8 +93,12 @@ class QueueFiles:
             raise failures[0]
 
 
-def open_files(disk: Disk, directory: str, options: QueueOptions, now_ms: int) -> QueueFiles:
+def open_files(
+    disk: Disk, directory: str, options: QueueOptions, now_ms: int, flusher: Flusher | None
+) -> QueueFiles:
     """Lock the directory, check its format, recover its logs."""
+    if flusher is None:
+        flusher = Flusher(options.fsync_interval if options.fsync == "interval" else None)
     fresh = not disk.exists(directory) or not disk.list(directory)
     disk.make_directory(directory)
     lock = disk.lock(f"{directory}/lock")
@@ -107,7 +112,7 @@ def open_files(disk: Disk, directory: str, options: QueueOptions, now_ms: int) -
             disk=disk,
             directory=directory,
             lock=lock,
-            flusher=Flusher(options.fsync_interval if options.fsync == "interval" else None),
+            flusher=flusher,
             reserve_bytes=options.reserve_bytes,
             reserve_missing=not disk.exists(f"{directory}/reserve"),
             **logs,
@@ -135,7 +140,9 @@ def _log_config(name: str, options: QueueOptions) -> LogConfig:
 def _check_format(disk: Disk, directory: str, fresh: bool) -> None:
     path = f"{directory}/queue.format"
     if not disk.exists(path):
-        strangers = [name for name in disk.list(directory) if name not in _OWN_NAMES]
+        # A crash during the first open leaves a temporary name behind, at the most.
+        names = [name.removesuffix(".tmp") for name in disk.list(directory)]
+        strangers = [name for name in names if name not in _OWN_NAMES]
         if not fresh and strangers:
             raise InvalidArgument(
                 f"{directory} is not a RaftQ queue and not empty (it holds {strangers[0]!r})"

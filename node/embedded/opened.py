@@ -32,6 +32,7 @@ from raftq.node.embedded.options import QueueOptions
 from raftq.node.embedded.publish import Draft, Publisher, ids_of, lane_of
 from raftq.node.embedded.transaction import Transaction, merge_drafts
 from raftq.node.storage.disk import Disk, RealDisk
+from raftq.node.storage.flusher import Flusher
 
 logger = logging.getLogger("raftq.queue")
 
@@ -39,7 +40,7 @@ logger = logging.getLogger("raftq.queue")
 class OpenQueue:
     """What all verbs of a queue stand on."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the world, replaceable for tests
         self,
         path: str | Path,
         options: QueueOptions,
@@ -47,6 +48,7 @@ class OpenQueue:
         disk: Disk | None = None,
         clock: Callable[[], float] = time.time,  # noqa: TID251 - the shell's one clock
         keeper: bool = True,
+        flusher: Flusher | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self.path = str(path)
@@ -61,7 +63,7 @@ class OpenQueue:
         self._always = options.fsync == "always"
         now = clock()
         name = Path(self.path).resolve().name
-        self._files = open_files(disk or RealDisk(), self.path, options, int(now * 1000))
+        self._files = open_files(disk or RealDisk(), self.path, options, int(now * 1000), flusher)
         try:
             # Seeded by the system: receipts must not repeat those of an earlier process.
             self._engine = Engine(self._files, options, name, rng or random.Random(), now)

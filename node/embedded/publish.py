@@ -127,7 +127,11 @@ class Publisher:
         message_id = ids_of(engine.files.logs[name].end_offset, 1, delayed)[0]
         forget_at = now_ms + int(engine.options.dedup_window * 1000)
         appends = [(name, batch) for batch in self.encode(draft, now_ms)]
-        targets = engine.commit(appends, dedups=[(dedup_id, message_id, forget_at)])
+        targets = engine.commit(
+            appends,
+            dedups=[(dedup_id, message_id, forget_at)],
+            sync=engine.options.fsync == "always",
+        )
         self._engine.published += 1
         return [message_id], targets
 

@@ -3,7 +3,8 @@
 from raftq.client.wire.batch import validate
 from raftq.client.wire.errors import InvalidArgument, OffsetOutOfRange, UnknownCheckpoint
 from raftq.node.delivery.lanes import LANE_NAMES
-from raftq.node.embedded.browse import peek
+from raftq.node.embedded.browse import PEEK_MAX, browse, peek
+from raftq.node.embedded.consume import check_seconds
 from raftq.node.embedded.engine import DEFAULT_GROUP
 from raftq.node.embedded.ledger import CHECKPOINT, FORGET
 from raftq.node.embedded.message import (
@@ -29,6 +30,31 @@ class SteeredQueue(OpenQueue):
         with self._lock:
             self._check_open()
             return peek(self._engine, self._engine.known_group(group), max_messages)
+
+    def browse(
+        self, offset: int, max_messages: int = 100, *, timeout: float | None = 0.0
+    ) -> tuple[list[Message], int]:
+        """Messages from an offset on, settled or not, and the offset to go on from.
+
+        Waits up to `timeout` seconds (None: for ever) while the queue ends at that offset.
+        Nothing is taken: these messages cannot be acked.
+        """
+        if not 0 < max_messages <= PEEK_MAX:
+            raise InvalidArgument(f"browse shows 1 to {PEEK_MAX} messages")
+        if timeout is not None:
+            check_seconds(timeout, "timeout")
+        with self._changed:
+            self._check_open()
+            if timeout != 0.0:
+                self._waiters += 1
+                try:
+                    self._changed.wait_for(
+                        lambda: self._closed or self._files.data.end_offset > offset, timeout
+                    )
+                finally:
+                    self._waiters -= 1
+                self._check_open()
+            return browse(self._engine, offset, max_messages)
 
     def delayed(self, limit: int = 1000) -> list[DelayedMessage]:
         """Messages that are not yet due, the next one first."""
@@ -207,6 +233,9 @@ class SteeredQueue(OpenQueue):
     def verify(self) -> list[str]:
         """Read every byte again; returns one line for each damaged range."""
         problems = []
+        if self._engine.ledger_damage:
+            # Opening replaced the damaged part by a snapshot, so only this memory is left of it.
+            problems.append(f"ledger: {self._engine.ledger_damage} damaged ranges found at open")
         for name, log in self._files.logs.items():
             with self._lock:
                 self._check_open()

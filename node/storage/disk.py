@@ -33,6 +33,12 @@ _LOCK_BYTES_MAX = 64
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4  # flags of sync_file_range
 
 
+class FileClosed(StorageFailed):
+    """A sync came after the file's owner had closed it: nothing was tried, so nothing failed."""
+
+    code = "file_closed"
+
+
 class File(Protocol):
     """One open file; `size` is its length in bytes as this object knows it."""
 
@@ -50,7 +56,10 @@ class File(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def sync(self) -> None:
-        """Return when everything written so far is durable, or raise StorageFailed."""
+        """Return when everything written so far is durable, or raise StorageFailed.
+
+        FileClosed when the file is closed.
+        """
 
     def write_behind(self, start: int, end: int) -> None:
         """Hint: start writing these bytes to the disk now; does not wait."""
@@ -205,7 +214,7 @@ class RealFile:
 
     def sync(self) -> None:
         if not self._enter():
-            raise StorageFailed(f"cannot sync {self._path}: it is closed")
+            raise FileClosed(f"cannot sync {self._path}: it is closed")
         try:
             os.fdatasync(self._fd)
         except OSError as error:

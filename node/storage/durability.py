@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from raftq.client.wire.errors import DiskFull, StorageError, StorageFailed
 from raftq.node.storage.checkpoint import Checkpoint, CheckpointFile
-from raftq.node.storage.disk import File
+from raftq.node.storage.disk import File, FileClosed
 
 
 @dataclass(slots=True)
@@ -77,19 +77,27 @@ class Durability:
         return SyncTicket(self, head, self._generation)
 
     def run(self, head: Head, generation: int) -> None:
-        if generation != self._generation:
-            return  # truncated since, and that synced
+        if self._covered(head, generation):
+            return
         try:
             head.file.sync()
+        except FileClosed:
+            if self._covered(head, generation):
+                return
+            raise
         except StorageFailed as error:
-            if generation != self._generation:
-                return  # the file went away under it
+            # Even if somebody else's sync covered it meanwhile: the kernel reports a lost page to
+            # one of two concurrent syncs only, so that other success means nothing.
             self.fail(error)
             raise
         with self._lock:
-            if generation == self._generation and self.flushed_offset < head.end_offset:
+            if not self._covered(head, generation):
                 self.flushed_offset = head.end_offset
                 self._write(head)
+
+    def _covered(self, head: Head, generation: int) -> bool:
+        """Sealing, truncation or another ticket has made this sync superfluous."""
+        return generation != self._generation or head.end_offset <= self.flushed_offset
 
     def sealed(self, head: Head) -> None:
         """A new segment starts at `head`: all below it is durable."""
@@ -131,4 +139,6 @@ class Durability:
                 raise  # a hint may be lost, a promise may not
 
     def close(self) -> None:
-        self._checkpoint.close()
+        with self._lock:  # a sync that ends now finds the log closed, not a reused descriptor
+            self._generation += 1
+            self._checkpoint.close()

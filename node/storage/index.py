@@ -132,7 +132,7 @@ class SegmentIndex:
             self.positions.append(position)
             self.times.append(self.max_timestamp)
             self._next_entry_at = position + self._interval
-            if position == 0:
+            if self.first_timestamp == TIME_NONE:
                 self.first_timestamp = timestamp
         if timestamp > self.max_timestamp:
             self.max_timestamp = timestamp
@@ -219,6 +219,8 @@ class SegmentIndex:
         else:
             self.size, self.end_offset = 0, self.base_offset
             self.max_timestamp = TIME_NONE
+        if not keep:
+            self.first_timestamp = TIME_NONE
         del self.positions[keep:], self.offsets[keep:], self.times[keep:]
         end = self.end_offset
         if self.lanes is not None:

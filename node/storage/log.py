@@ -78,7 +78,8 @@ class Log:
         self._scrub = ScrubState()
         self._take_active()
         self._durability = Durability(recovered.checkpoint, self.end_offset, recovered.start_offset)
-        self._durability.remember(Head(*self._head))
+        # Synced: what this log now reports as its start and as flushed must not move back.
+        self._durability.remember(Head(*self._head), sync=True)
 
     @staticmethod
     def open(disk: Disk, directory: str, config: LogConfig, now_ms: int) -> "Log":
@@ -291,6 +292,8 @@ class Log:
                 while at < len(data) and offset < end:
                     try:
                         batch = decode(data, at)
+                        if not batch.base_offset <= offset < batch.end_offset:
+                            raise CorruptBatch(f"no batch with offset {offset} where it is due")
                     except CorruptBatch:
                         self._reader.examine(segment, index, offset)
                         raise
@@ -386,6 +389,7 @@ class Log:
         """
         self._durability.check()
         if end_offset >= self.end_offset:
+            self.sync()
             return
         self._check_range(end_offset)
         number, position, end = self._reader.cut_point(end_offset)

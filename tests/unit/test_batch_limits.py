@@ -1,5 +1,6 @@
 """What encode refuses, and the error it gives; what a header may not claim."""
 
+import tracemalloc
 from array import array
 from collections.abc import Callable
 from struct import Struct
@@ -174,6 +175,43 @@ def test_an_unknown_version_with_a_wrong_stamp_is_damage() -> None:
 def test_a_header_that_contradicts_itself_is_damage(changes: list[tuple[int, Struct, int]]) -> None:
     with pytest.raises(CorruptBatch, match="contradicts itself"):
         Batch(patched(encode([b"a"]), *changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # A bitmap of null keys without keys: one value byte fewer makes room for the bitmap.
+        [(28, U16, 2), (76, U32, 0)],
+        # Compressed, so that the length of the batch does not give the lie away.
+        [(3, U8, 2), (32, U32, RECORDS_MAX + 1), (36, U32, RECORDS_MAX + 1), (76, U32, 0),
+         (84, U32, 4 * (RECORDS_MAX + 2))],
+        [(3, U8, 2), (76, U32, BATCH_BYTES_MAX - 7), (84, U32, BATCH_BYTES_MAX + 1)],
+    ],
+)  # fmt: skip
+def test_a_header_whose_sums_are_right_is_still_held_to_the_limits(
+    changes: list[tuple[int, Struct, int]],
+) -> None:
+    with pytest.raises(CorruptBatch, match="contradicts itself"):
+        Batch(patched(encode([b"a"]), *changes))
+
+
+def test_bytes_behind_a_zstd_frame_are_damage() -> None:
+    data = encode([bytes(1_000)], codec=2)
+    assert data[3] == 2
+    data += b"x"
+    with pytest.raises(CorruptBatch, match="does not decompress"):
+        decode(patched(data, (4, U32, len(data)))).values()
+
+
+def test_headers_that_claim_long_arrays_allocate_nothing_for_them() -> None:
+    packed = b"\xdd\x00\xff\xff\xff" * 20 + bytes(2**24)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptBatch):
+            unpack_headers(packed)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_untouched_batch_passes_the_same_way() -> None:

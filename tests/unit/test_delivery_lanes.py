@@ -140,7 +140,8 @@ def test_an_empty_lane_does_not_starve_and_its_wait_begins_when_it_has_records()
     for second in range(100):
         assert supply.serve(turns, 60, now=float(second)) == [(0, 60)]
     supply.counts[4] = 10
-    assert supply.serve(turns, 1, now=100.0) == [(0, 1)]
+    assert supply.serve(turns, 1, now=99.0 + STARVATION_S - 1) == [(0, 1)]
+    assert supply.serve(turns, 1, now=99.0 + STARVATION_S) == [(4, 1)]
 
 
 @pytest.mark.parametrize("seconds", [0.01, 1.0, 7.0])

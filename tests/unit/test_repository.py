@@ -1,0 +1,149 @@
+"""The house rules that linters do not know, checked on every file. Also part of `make check`."""
+
+import ast
+import importlib
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import raftq
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LIBRARY = ("raftq", "node", "cluster", "client", "chaos")
+TOP_PACKAGES = {"node", "cluster", "client", "chaos"}
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+PUBLIC = ["AsyncQueue", "Message", "Queue", "RaftqError", "errors"]
+# Put together from halves, so that this file does not find itself.
+LEFTOVER = re.compile(
+    r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")) + r")\b"
+)
+MAY_PRINT = {"cli", "demo", "bench"}
+
+Found = Iterator[tuple[int, str]]
+
+
+def files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def violations(paths: list[Path], *rules: Callable[[Path, str, ast.Module], Found]) -> list[str]:
+    found = []
+    for path in paths:
+        text = path.read_text()
+        tree = ast.parse(text, str(path))
+        for rule in rules:
+            place = path.relative_to(ROOT)
+            found += [f"{place}:{line}: {what}" for line, what in rule(path, text, tree)]
+    return found
+
+
+def short_files(path: Path, text: str, tree: ast.Module) -> Found:
+    lines = len(text.splitlines())
+    if lines > FILE_LINES_MAX:
+        yield lines, f"{lines} lines, at most {FILE_LINES_MAX}"
+
+
+def short_functions(path: Path, text: str, tree: ast.Module) -> Found:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > FUNCTION_LINES_MAX:
+                yield node.lineno, f"{node.name} has {lines} lines, at most {FUNCTION_LINES_MAX}"
+
+
+def docstrings(path: Path, text: str, tree: ast.Module) -> Found:
+    if not ast.get_docstring(tree):
+        yield 1, "the module has no docstring"
+
+
+def no_print(path: Path, text: str, tree: ast.Module) -> Found:
+    parts = {part.removesuffix(".py") for part in path.relative_to(ROOT).parts}
+    if parts & MAY_PRINT:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
+            yield node.lineno, "print() in library code"
+
+
+def no_silent_except(path: Path, text: str, tree: ast.Module) -> Found:
+    for node in ast.walk(tree):
+        steps = node.body if isinstance(node, ast.ExceptHandler) else []
+        if steps and all(isinstance(step, ast.Pass) for step in steps):
+            yield node.lineno, "an error is passed over in silence (except: pass)"
+
+
+def no_leftovers(path: Path, text: str, tree: ast.Module) -> Found:
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := LEFTOVER.search(line):
+            yield number, f"leftover {match[0]}"
+
+
+def no_bare_imports(path: Path, text: str, tree: ast.Module) -> Found:
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+        for name in names:
+            if name.split(".")[0] in TOP_PACKAGES:
+                yield node.lineno, f"import raftq.{name}, not {name}"
+
+
+def package_differences() -> list[str]:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    named = set(settings["tool"]["setuptools"]["packages"])
+    on_disk = set()
+    for path in files(*LIBRARY):
+        parts = path.parent.relative_to(ROOT).parts
+        on_disk.add(".".join(parts if parts[0] == "raftq" else ("raftq", *parts)))
+    missing = [f"pyproject.toml: packages lacks {name}" for name in sorted(on_disk - named)]
+    gone = [f"pyproject.toml: packages names {name}, which has no files"
+            for name in sorted(named - on_disk)]  # fmt: skip
+    return missing + gone
+
+
+def public_differences() -> list[str]:
+    found = []
+    if sorted(raftq.__all__) != PUBLIC:
+        found.append(f"raftq/__init__.py: __all__ is {sorted(raftq.__all__)}, pinned is {PUBLIC}")
+    module = importlib.import_module("raftq")
+    for name in raftq.__all__:
+        try:
+            getattr(module, name)
+        except (ImportError, AttributeError) as error:
+            found.append(f"raftq/__init__.py: {name} does not load: {error}")
+    return found
+
+
+def report(found: list[str]) -> str:
+    return f"{len(found)} violations of the house rules:\n  " + "\n  ".join(found)
+
+
+def test_the_repository_keeps_its_own_rules() -> None:
+    library = (short_files, short_functions, docstrings, no_print, no_silent_except)
+    found = violations(files(*LIBRARY), *library)
+    found += violations(files(*LIBRARY, "tests", ".ci"), no_leftovers, no_bare_imports)
+    found += package_differences()
+    found += public_differences()
+    assert not found, report(found)
+
+
+def test_each_rule_finds_what_it_is_for() -> None:
+    """A rule that never fires looks like a tidy repository: so each meets an offender."""
+    offenders = {
+        short_files: "x = 1\n" * (FILE_LINES_MAX + 1),
+        short_functions: "def f():\n" + "    x = 1\n" * FUNCTION_LINES_MAX,
+        docstrings: "x = 1\n",
+        no_print: "print('x')\n",
+        no_silent_except: "try:\n    x = 1\nexcept ValueError:\n    pass\n",
+        no_leftovers: "x = 1  # TO" + "DO: later\n",
+        no_bare_imports: "import node.storage\nfrom client import wire\n",
+    }
+    for rule, text in offenders.items():
+        path = ROOT / "node" / "offender.py"
+        assert list(rule(path, text, ast.parse(text))), rule.__name__
+        clean = '"""Doc."""\n\nfrom raftq.node import storage\n'
+        assert not list(rule(path, clean, ast.parse(clean))), rule.__name__
