@@ -62,11 +62,12 @@ def run_crash(directory: str, size: int, batch: int) -> dict[str, Any]:
 
 def run_open(directory: str) -> dict[str, Any]:
     before = memory_mb("VmRSS")
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     queue = Queue.open(directory)
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     found = {
         "seconds": seconds,
+        "cpu_s": cpu,
         "rss_mb": memory_mb("VmRSS"),
         "rss_peak_mb": memory_mb("VmHWM"),
         "rss_before_mb": before,

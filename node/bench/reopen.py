@@ -44,7 +44,8 @@ def measure(settings: Settings) -> list[Result]:
                 f"slowest of {len(opens['warm'])} processes; "
                 f"{opens['warm'][0]['unsettled']:,} messages unsettled; "
                 f"{_slowest(opens['cold']):.2f} s when nothing of it is in the page cache; "
-                f"first message {max(o['first_message_s'] for o in opens['warm']):.2f} s after"
+                f"first message {max(o['first_message_s'] for o in opens['warm']):.2f} s after; "
+                f"{max(o['cpu_s'] for o in opens['warm']):.2f} s of processor time"
             ],
             detail=opens,
         ).judge(settings),
@@ -110,6 +111,7 @@ def copy_crashed(source: Path, target: Path) -> None:
         else:
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, to)
+    os.sync()  # writing the copy is no part of opening it
 
 
 def warm_up(directory: Path) -> None:

@@ -35,7 +35,7 @@ from raftq.node.embedded.queue import Queue
 MESSAGES = 100_000
 MESSAGES_MIN = 2000
 BROWSE = 5000
-PIPE_COLUMNS = 110
+PIPE_COLUMNS = 120
 
 
 class Demo:

@@ -76,6 +76,16 @@ class Consumer:
         groups = self._engine.state.groups
         return [groups[name].ack(rows, now) for name, rows in rows_by_group.items()]
 
+    def keep_fired(self, messages: Iterable[Message]) -> None:
+        """Sync the data log if a power cut could make one of these delayed messages fire again.
+
+        Needed before an intent settles it: the intent is on disk at once, the firing may not be.
+        """
+        data = self._engine.files.data
+        flushed = data.flushed_offset
+        if any(m.delay_offset >= 0 and m.offset >= flushed for m in messages):
+            data.sync()
+
     def nack(self, message: Message, delay: float | None, now: float) -> list[Target]:
         group, nonce, offset = self._held(message)
         entry, letters = group.nack(nonce, offset, offset + 1, now, delay)
@@ -203,6 +213,7 @@ class Consumer:
             found, damaged = reader.read(letter.start, letter.end, held)
             self.damaged += sum(end - start for start, end in damaged)
             rows.setdefault(lane, []).extend((message, letter) for message in found)
+            self.keep_fired(found)
         return [
             encode(
                 [message.value for message, _ in pairs],

@@ -35,14 +35,19 @@ class DelayLine:
     def __init__(self, files: QueueFiles, now_ms: int) -> None:
         self._files = files
         self._changes = 0
+        self._next_due_ms: int | None = None
+        self._due_changed = True
         # Marks of what is in the data log but could not be written to a full disk yet.
         self._unmarked: list[tuple[list[int], int]] = []
         self.schedule = self._restore(now_ms)
         self._recover()
 
     def next_due_ms(self) -> int | None:
-        """When `fire` has something to do."""
-        return self.schedule.next_due_ms()
+        """When `fire` has something to do. Asked before every delivery, so it is remembered."""
+        if self._due_changed:
+            self._next_due_ms = self.schedule.next_due_ms()
+            self._due_changed = False
+        return self._next_due_ms
 
     def append(self, batch: bytearray) -> int:
         """Store delayed records; returns the first one's delay offset."""
@@ -56,9 +61,11 @@ class DelayLine:
             raise CorruptFile(f"the delays log holds a record without a time at {batch.describe()}")
         self.schedule.scheduled(batch.base_offset, deliver_at)
         self._changes += batch.count
+        self._due_changed = True
 
     def fire(self, now_ms: int) -> int:
         """Move due records to the data log; returns how many. Call again while it returns some."""
+        self._due_changed = True
         due = self.schedule.due(now_ms, FIRE_RECORDS_MAX)
         if not due:
             return 0
@@ -106,6 +113,7 @@ class DelayLine:
 
     def cancel(self, offsets: Sequence[int]) -> int:
         """Cancel those that are pending; returns how many were."""
+        self._due_changed = True
         pending = [offset for offset in offsets if self.schedule.cancel(offset)]
         for start in range(0, len(pending), CONTROL_OFFSETS_MAX):
             part = pending[start : start + CONTROL_OFFSETS_MAX]

@@ -148,6 +148,7 @@ class Queue(SteeredQueue):
             self._check_open()
             now = self._clock()
             deliveries = self._consumer.ack_entries(tx.acked, now)
+            self._consumer.keep_fired(tx.acked)
             appends, ids = self._encode_transaction(tx, int(now * 1000))
             targets = self._engine.commit(appends, deliveries)
             self._engine.published += len(ids)

@@ -135,7 +135,7 @@ class _Writer:
         if self._filler is not None:
             base, span, epoch, time = self._filler
             # An epoch's start must stay visible in the log, so a filler stays inside one.
-            if span + batch.span <= _SPAN_MAX:
+            if epoch == batch.epoch and span + batch.span <= _SPAN_MAX:
                 self.changed = True
                 filler = (base, span + batch.span, epoch, max(time, batch.max_timestamp))
             else:

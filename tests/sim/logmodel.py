@@ -67,7 +67,7 @@ class Model:
 
     def truncating(self, end: int) -> None:
         """A truncation starts: from here to its end both outcomes are allowed."""
-        self.flushed_max = self.boundary(end)
+        self.flushed_max = end
         self.end_durable = min(self.end_durable, self.flushed_max)
         self.written = min(self.written, self.flushed_max)
         # Cutting the batch that the start lies in moves the start to that batch's base.
@@ -334,14 +334,17 @@ class Workload:
 
     def truncate(self) -> None:
         model = self.model
-        end = self.rng.randint(max(model.start, model.end - 15), model.end)
-        model.truncating(end)
+        end = cut = self.rng.randint(max(model.start, model.end - 15), model.end)
+        dropping = end < model.end
+        if dropping:
+            # Compaction merges batches, so only the log knows which one is cut in two.
+            cut = self.log.batch_at(end).base_offset
+            assert cut in model.ends
+        model.truncating(cut)
         self.log.truncate(end)
-        if end < model.end:
-            model.cut(model.boundary(end))
-            assert self.log.flushed_offset == model.end
-        model.flushed_max = None
+        model.cut(cut)
         assert self.log.end_offset == model.end
+        assert self.log.flushed_offset == model.end or not dropping
 
     def truncate_prefix(self) -> None:
         model = self.model

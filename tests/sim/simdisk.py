@@ -33,6 +33,7 @@ from random import Random
 
 from raftq.client.wire.batch import Buffer
 from raftq.client.wire.errors import DirectoryLocked, DiskFull, StorageError, StorageFailed
+from raftq.node.storage.disk import FileClosed
 
 ENTRY_BYTES = 128
 
@@ -146,7 +147,7 @@ class SimFile:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StorageFailed(f"{self._path} is closed")
+            raise FileClosed(f"{self._path} is closed")
 
     def append(self, buffers: Sequence[Buffer]) -> None:
         self._write("append", self.size, b"".join(buffers))
