@@ -6,6 +6,7 @@ untimed. What is dequeued is read from the page cache on both sides: the front o
 normally on the disk, and this figure is about the cost of the queue, not of the disk.
 """
 
+import bisect
 import shutil
 import statistics
 import time
@@ -33,6 +34,7 @@ STEP_RECORDS = 1000
 FREE_GIB_MIN = 30
 SMALL_VALUE_BYTES = 100
 COMPACT_BYTES = 512 * MIB
+WARM_RECORDS = 50_000
 
 
 class Backlog:
@@ -45,7 +47,7 @@ class Backlog:
         self._following = endless(self._batches)
         self._queue = Queue.open(directory)
         self._since_compact = 0
-        self._warmed = -1
+        self._warm_below = 0
         fill(self._queue, self._batches, count)
         self._front = 0
 
@@ -79,11 +81,15 @@ class Backlog:
     def _warm(self) -> None:
         """Read the file that the next turn reads, once."""
         ahead = self._front + 2 * STEP_RECORDS
+        if ahead < self._warm_below:
+            return
         files = data_files(self._directory)
-        bases = [int(file.stem) for file in files if int(file.stem) <= ahead]
-        if bases and bases[-1] != self._warmed:
-            self._warmed = bases[-1]
-            files[len(bases) - 1].read_bytes()
+        bases = [int(file.stem) for file in files]
+        number = max(bisect.bisect_right(bases, ahead) - 1, 0)
+        files[number].read_bytes()
+        following = bases[number + 1 :]
+        # What comes after the last file is being written, so it is in the page cache.
+        self._warm_below = following[0] if following else ahead + WARM_RECORDS
 
     def close(self) -> None:
         self._queue.close()

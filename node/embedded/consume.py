@@ -1,5 +1,6 @@
 """Shell: leases, settlements and dead letters of the groups of a queue. One caller at a time."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -12,6 +13,8 @@ from raftq.node.embedded.engine import Engine, Target
 from raftq.node.embedded.ledger import Entry
 from raftq.node.embedded.message import DLQ_HEADER, Held, Message
 from raftq.node.embedded.reader import LaneReader
+
+logger = logging.getLogger("raftq.queue")
 
 # Rounds of one lease call: a round can come out empty when everything in it had expired.
 ROUNDS_MAX = 100
@@ -55,7 +58,11 @@ class Consumer:
                 return
             if entries:
                 self._engine.write(entries)
-            self.bury(group, letters, now)
+            try:
+                self.bury(group, letters, now)
+            except DiskFull as error:
+                # Spared: they are looked at again later, and others are delivered meanwhile.
+                logger.warning("group=%s event=burial_waits error=%s", group.group, error)
             deadline = group.next_deadline()
 
     def abandon(self, group: GroupDelivery, now: float) -> None:

@@ -184,6 +184,14 @@ class Engine:
         prefixes = [group.settled.prefix for group in self.state.groups.values()]
         return min(prefixes, default=self.files.data.start_offset)
 
+    def drop_settled(self) -> int:
+        """Drop every file whose messages all groups have settled; returns the bytes freed."""
+        data = self.files.data
+        floor = self.settled_floor()
+        if floor >= data.end_offset > data.start_offset:
+            data.roll()
+        return data.retain(0, bytes_max=0, below=floor)
+
     def _new_group(self, name: str) -> GroupDelivery:
         start = self.files.data.start_offset
         config, rng = self._delivery_config, self._rng

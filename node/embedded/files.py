@@ -29,6 +29,7 @@ from raftq.node.storage.log import Log
 FORMAT_VERSION = 1
 FORMAT_BYTES_MAX = 4096
 LEDGER_SEGMENT_BYTES = 4 * MIB
+SEGMENT_BYTES_MIN = 4096
 # The order of a round of syncs: a log comes after those whose offsets it names.
 LOG_NAMES = ("delays", "data", "dead", "ledger")
 
@@ -55,6 +56,11 @@ class QueueFiles:
     @property
     def size_bytes(self) -> int:
         return sum(log.size_bytes for log in self.logs.values())
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of messages; the ledger comes on top and is kept small by its snapshots."""
+        return self.data.size_bytes + self.delays.size_bytes + self.dead.size_bytes
 
     def path(self, name: str) -> str:
         return f"{self.directory}/{name}"
@@ -128,12 +134,13 @@ def open_files(
 
 
 def _log_config(name: str, options: QueueOptions) -> LogConfig:
+    size = options.segment_bytes
+    if options.max_bytes is not None:
+        # Space comes back a segment at a time, so a small queue needs small segments.
+        size = max(min(size, options.max_bytes // 8), SEGMENT_BYTES_MIN)
     if name == "data":
-        return LogConfig(
-            segment_bytes=options.segment_bytes, page_cache_bytes=options.page_cache_bytes
-        )
-    small = min(options.segment_bytes, LEDGER_SEGMENT_BYTES)
-    size = small if name == "ledger" else min(options.segment_bytes, 16 * MIB)
+        return LogConfig(segment_bytes=size, page_cache_bytes=options.page_cache_bytes)
+    size = min(size, LEDGER_SEGMENT_BYTES if name == "ledger" else 16 * MIB)
     return LogConfig(segment_bytes=size, with_lanes=False, page_cache_bytes=None)
 
 

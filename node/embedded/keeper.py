@@ -43,6 +43,8 @@ class Keeper:
         self._clock = clock
         self._wake = threading.Event()
         self._stopped = False
+        self.failure: Exception | None = None
+        """What ended the thread before its time."""
         self._planned = 0.0
         self._last_retention = 0.0
         self._last_upkeep = 0.0
@@ -118,6 +120,11 @@ class Keeper:
             except RaftqError as error:
                 logger.error("queue=%s event=upkeep_failed error=%s", self._engine.name, error)
                 self._wake.wait(UPKEEP_S)
+            except Exception as error:
+                # A broken invariant: without timers the queue is not whole, so it says so.
+                logger.exception("queue=%s event=keeper_died", self._engine.name)
+                self.failure = error
+                return
 
     def _once(self) -> None:
         with self._lock:

@@ -19,6 +19,7 @@ from raftq.client.wire.errors import (
     LeaseLost,
     QueueClosed,
     StorageError,
+    StorageFailed,
     TooLarge,
 )
 from raftq.node.delivery.lanes import LANE_NAMES
@@ -107,6 +108,8 @@ class OpenQueue:
     def _check_open(self) -> None:
         if self._closed:
             raise QueueClosed(f"queue {self.path!r} is closed")
+        if self._keeper.failure is not None:
+            raise StorageFailed(f"queue {self.path!r} must be reopened: {self._keeper.failure!r}")
 
     def _wake_all(self) -> None:
         """Tell whoever waits for messages. Lock held."""
@@ -184,7 +187,10 @@ class OpenQueue:
         due = self._engine.delays.next_due_ms()
         if due is not None and due <= now * 1000:
             self._keeper.tick(now)
-        return self._consumer.lease(group, count, now, visibility_timeout)
+        found = self._consumer.lease(group, count, now, visibility_timeout)
+        if found:
+            self._keeper.plan(now + (visibility_timeout or self.options.visibility_timeout))
+        return found
 
     @contextmanager
     def listen(self, loop: asyncio.AbstractEventLoop) -> Iterator[asyncio.Event]:

@@ -37,7 +37,8 @@ class QueueOptions:
     max_messages: int | None = None
     """Unsettled messages (delayed ones included) beyond which enqueue raises QueueFull."""
     max_bytes: int | None = None
-    """Bytes on disk beyond which enqueue raises QueueFull. Settled segments are dropped first."""
+    """Bytes of messages on disk beyond which enqueue raises QueueFull, once settled segments were
+    dropped. The ledger comes on top; its snapshots keep it small."""
     value_bytes_max: int = MIB
     """The largest value accepted, at most 16 MiB."""
     retention: float | None = 168 * 3600.0

@@ -145,9 +145,9 @@ class Publisher:
                     f"{options.max_messages}"
                 )
         limit = options.max_bytes
-        if limit is not None and engine.files.size_bytes + size > limit:
-            engine.files.data.retain(0, bytes_max=0, below=engine.settled_floor())
-            used = engine.files.size_bytes
+        if limit is not None and engine.files.message_bytes + size > limit:
+            engine.drop_settled()
+            used = engine.files.message_bytes
             if used + size > limit:
                 raise QueueFull(
                     f"queue {engine.name!r} uses {used} bytes of at most {limit}, and {size} more "

@@ -237,6 +237,8 @@ class Queue(SteeredQueue):
         with self._lock:
             self._check_open()
             targets = self._consumer.ack(messages, self._clock())
+            if self._waiters or self._listeners:
+                self._wake_all()
         self._settle(targets)
 
     def nack(self, message: Message, delay: float | None = None) -> None:

@@ -203,11 +203,7 @@ class SteeredQueue(OpenQueue):
         with self._lock:
             self._check_open()
             before = self._files.size_bytes
-            data = self._files.data
-            floor = self._engine.settled_floor()
-            if floor >= data.end_offset > data.start_offset:
-                data.roll()
-            data.retain(0, bytes_max=0, below=floor)
+            self._engine.drop_settled()
             self._engine.delays.upkeep(force=True)
             self._dead.upkeep(0, None)
         self._keeper.snapshot()

@@ -11,6 +11,7 @@ sync fails every waiter of that log with StorageFailed; the other logs go on.
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from raftq.client.wire.errors import RaftqError, StorageFailed
 from raftq.node.storage.log import Log
@@ -108,16 +109,13 @@ class Flusher:
                 if log not in self._logs:
                     continue
                 self._busy = log
-            try:
+            # The log remembers its failure; `_answer` tells those who wait for it.
+            with suppress(RaftqError):
                 if log.failure is None and log.flushed_offset < log.end_offset:
                     log.begin_sync().run()
-            except RaftqError:
-                # The log remembers its failure; `_answer` tells those who wait for it.
-                pass
-            finally:
-                with self._changed:
-                    self._busy = None
-                    self._changed.notify_all()
+            with self._changed:
+                self._busy = None
+                self._changed.notify_all()
 
     def _answer(self, waiting: list[tuple[Targets, Callback]]) -> None:
         for targets, callback in waiting:

@@ -1,6 +1,6 @@
 """A writer and reader of one queue, made to be killed. It reports what it does before and after.
 
-Lines on the pipe (a capital letter is what it is about to do, a small one what the queue confirmed):
+Lines on the pipe (a capital letter: about to be done, a small one: confirmed by the queue):
 
     O / o           open
     E / e  n lane   enqueue message number n
@@ -16,6 +16,7 @@ import random
 import threading
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 from raftq.node.embedded import Message, Queue
 
@@ -41,6 +42,11 @@ def run(directory: str, fsync: str, fd: int, seed: int, first_number: int) -> No
     reader = threading.Thread(target=_read, args=(queue, report, random.Random(seed + 1)))
     reader.start()
     _write(queue, report, random.Random(seed), numbers)
+
+
+def run_forked(directory: str, fsync: str, duplicate: Any, seed: int, first_number: int) -> None:
+    """`run` in a process of the fork server, which gets its pipe as a duplicate."""
+    run(directory, fsync, duplicate.detach(), seed, first_number)
 
 
 def _write(queue: Queue, report: Reporter, rng: random.Random, numbers: Iterator[int]) -> None:

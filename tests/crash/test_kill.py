@@ -12,10 +12,11 @@ import select
 import signal
 import time
 from collections import Counter
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 
 import pytest
-from killed_process import number_of, run
+from killed_process import number_of, run_forked
 
 from raftq.node.embedded import Queue
 
@@ -87,7 +88,7 @@ def _one_round(
 ) -> None:  # fmt: skip
     directory, fsync, seed, first = args
     reading, writing = os.pipe()
-    child = context.Process(target=_start, args=(directory, fsync, writing_fd(writing), seed, first))
+    child = context.Process(target=run_forked, args=(directory, fsync, DupFd(writing), seed, first))
     child.start()
     os.close(writing)
     said = b""
@@ -113,14 +114,6 @@ def _one_round(
     # A line cut by the kill was never confirmed.
     for line in said.decode().split("\n")[:-1]:
         history.add(line)
-
-
-def writing_fd(fd: int) -> "multiprocessing.reduction.DupFd":
-    return multiprocessing.reduction.DupFd(fd)
-
-
-def _start(directory: str, fsync: str, fd: object, seed: int, first: int) -> None:
-    run(directory, fsync, fd.detach(), seed, first)
 
 
 def _drain(directory: str, history: History) -> Counter[int]:
@@ -174,4 +167,6 @@ def test_killed_processes_lose_nothing_and_repeat_no_acknowledged_ack(
     assert not twice, f"seed {seed}: in the queue twice: {twice[:20]}"
     assert not history.problems, f"seed {seed}: {history.problems[:20]}"
     assert history.delivered > ROUNDS, "the rounds were too short to deliver anything"
-    assert history.settled and history.rejected and history.transactions
+    assert history.settled
+    assert history.rejected
+    assert history.transactions

@@ -19,7 +19,7 @@ from random import Random
 import pytest
 from simdisk import SimDisk
 
-from raftq.client.wire.batch import LANE_COUNT, Batch, decode, encode, encode_one
+from raftq.client.wire.batch import LANE_COUNT, Batch, decode, encode, encode_one, stamp
 from raftq.client.wire.errors import DiskFull, OffsetOutOfRange
 from raftq.node.storage.compaction import compact_by_key
 from raftq.node.storage.log import Log, LogConfig
@@ -279,6 +279,11 @@ class Workload:
         count = rng.choice([1, 1, 2, 3, 8])
         lane = rng.choice([0, 2, 2, 2, 4])
         values = [rng.randbytes(rng.choice([0, 5, 40, 300, 1200])) for _ in range(count)]
+        if rng.random() < 0.1:
+            # A record may hold a batch, as a dead letter does: nobody may take it for one of ours.
+            values[-1] = encode_one(b"not a batch of this log", self.now_ms)
+            stamp(values[-1], self.model.end + rng.randint(0, 4), self.epoch)
+            values[-1] = bytes(values[-1])
         keys = [rng.choice([None, *KEYS]) for _ in range(count)] if rng.random() < 0.7 else None
         times: int | list[int] = self.now_ms
         if rng.random() < 0.6:
