@@ -17,8 +17,8 @@ MESSAGES = 100_000
 DEQUEUE_RECORDS = 500
 RIVAL_S_MAX = 90.0
 """A rival that would take longer for all messages is measured with fewer."""
-RIVAL_S_SHORT = 45.0
 PROBE_MESSAGES = 1000
+PROBE_GROWTH = 3
 SQLITE_RATIO_MIN = 30.0
 FILE_RATIO_MIN = 10.0
 
@@ -137,32 +137,46 @@ def measure(settings: Settings) -> list[Result]:
     rivals = {name: Tally(settings, go) for name, (go, _, _) in RIVALS.items()}
     # RaftQ runs before, between and after its rivals, a share of its time each.
     share = settings.seconds / (len(rivals) + 1)
-    counts = {}
+    probes = {}
     for name, rival in rivals.items():
         for tally in own.values():
             tally.run(values, share)
-        counts[name] = _affordable(settings, RIVALS[name][0], count)
-        rival.run(values[: counts[name]], settings.seconds)
+        probes[name] = _probe(settings, RIVALS[name][0], values)
+        rival.run(values[: max(probes[name])], settings.seconds)
     for tally in own.values():
         tally.run(values, share)
-    return [_result(settings, name, own, rivals[name], (counts[name], count)) for name in rivals]
+    return [_result(settings, name, own, rivals[name], (probes[name], count)) for name in rivals]
 
 
-def _affordable(settings: Settings, go: Round, count: int) -> int:
-    """How many messages the rival can do in reasonable time, judged by a short probe."""
-    probe = Tally(settings, go)
-    probe.run(make_values(min(count, PROBE_MESSAGES)), settings.seconds / 100)
-    if count / probe.rate <= RIVAL_S_MAX:
-        return count
-    return max(PROBE_MESSAGES, int(probe.rate * RIVAL_S_SHORT) // 1000 * 1000)
+def _probe(settings: Settings, go: Round, values: list[bytes]) -> dict[int, float]:
+    """Rates for ever more messages, up to as many as the rival can do in reasonable time.
+
+    A rival may slow down with every message, so the next size is tried only if it would end in time
+    even at a cost that grows with the square of the size.
+    """
+    rates: dict[int, float] = {}
+    size = min(PROBE_MESSAGES, len(values))
+    while True:
+        probe = Tally(settings, go)
+        probe.run(values[:size], settings.seconds / 1000)
+        rates[size] = round(probe.rate, 1)
+        larger = min(size * PROBE_GROWTH, len(values))
+        if size == len(values) or (larger / size) ** 2 * size / probe.rate > RIVAL_S_MAX:
+            return rates
+        size = larger
 
 
 def _result(
-    settings: Settings, name: str, own: dict[str, Tally], rival: Tally, counts: tuple[int, int]
+    settings: Settings,
+    name: str,
+    own: dict[str, Tally],
+    rival: Tally,
+    sizes: tuple[dict[int, float], int],
 ) -> Result:
     single = own["single"].rate
     synced = own["batch_synced"].rate
-    used, count = counts
+    probes, count = sizes
+    used = max(probes)
     notes = [
         "the bar is on the batch calls: enqueue_batch(1000), dequeue_batch(500), ack_batch",
         f"RaftQ one by one: {single:,.0f} messages/s, {single / rival.rate:,.1f} x the rival",
@@ -172,9 +186,11 @@ def _result(
         "RaftQ's default is fsync interval: the death of the process loses nothing, a power cut "
         "up to the last second",
     ]
+    by_size = ", ".join(f"{rate:,.0f}/s for {size:,}" for size, rate in probes.items())
+    notes.append(f"the rival by number of messages: {by_size}")
     if used < count:
         notes.append(
-            f"the rival did {used:,} messages, not {count:,}, because all would take over "
+            f"the rival did {used:,} messages at a time, not {count:,}, which could take over "
             f"{RIVAL_S_MAX:.0f} s; the ratio compares rates"
         )
     return Result(
@@ -190,6 +206,7 @@ def _result(
         notes=notes,
         detail={
             "rival_messages": used,
+            "rival_rates": {str(size): rate for size, rate in probes.items()},
             "rival_seconds": round(rival.seconds, 3),
             "single_rate": round(single, 1),
             "single_ratio": round(single / rival.rate, 2),

@@ -196,6 +196,10 @@ class DelaySchedule:
         self._end_offset = max(self._end_offset, max(offsets) + 1)
         self._shrink_wheel()
 
+    def seen(self, data_end: int) -> None:
+        """Whatever fired into the data log below data_end was told by apply_fired."""
+        self._fired_end = max(self._fired_end, data_end)
+
     def fired_flushed(self, data_flushed_offset: int) -> None:
         """The data log is durable up to here: what was fired below can be forgotten."""
         marks = self._marks

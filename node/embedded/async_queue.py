@@ -7,14 +7,15 @@ that waits is a future, not a thread.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TypedDict, TypeVar, Unpack
 
+from raftq.client.wire.errors import QueueClosed
 from raftq.client.wire.record import Headers
-from raftq.node.embedded.consume import check_seconds
+from raftq.node.embedded.check import check_seconds
 from raftq.node.embedded.engine import DEFAULT_GROUP
 from raftq.node.embedded.message import DeadLetter, DelayedMessage, Message, QueueStats
 from raftq.node.embedded.options import QueueOptions
@@ -83,6 +84,7 @@ class AsyncQueue:
         self._path = path
         self._options = options
         self._queue: Queue | None = None
+        self._closed = False
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="raftq-async")
 
     @classmethod
@@ -92,14 +94,25 @@ class AsyncQueue:
 
     async def start(self) -> "AsyncQueue":
         if self._queue is None:
-            self._queue = await self._in_thread(lambda: Queue(self._path, self._options))
+            self._check_not_closed()
+            opening = self._threads.submit(Queue, self._path, self._options)
+            try:
+                self._queue = await asyncio.wrap_future(opening)
+            except asyncio.CancelledError:
+                # Nobody will ever close what the thread is still opening.
+                opening.add_done_callback(_close_unwanted)
+                raise
         return self
 
     async def close(self) -> None:
-        queue = self._queue
-        if queue is not None:
-            await self._in_thread(queue.close)
-        self._threads.shutdown(wait=False)
+        self._closed = True
+        # Not in the shared threads: those may all wait for the fsync that close brings.
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        if self._queue is not None:
+            self._queue.close()
+        self._threads.shutdown()
 
     async def __aenter__(self) -> "AsyncQueue":
         return await self.start()
@@ -115,7 +128,8 @@ class AsyncQueue:
     @property
     def queue(self) -> Queue:
         """The queue underneath, for threads that share it."""
-        assert self._queue is not None, "open the queue first: async with AsyncQueue.open(...)"
+        if self._queue is None:
+            raise QueueClosed("open the queue first: async with AsyncQueue.open(...)")
         return self._queue
 
     async def enqueue(self, value: bytes, **about: Unpack[EnqueueKeywords]) -> str:
@@ -294,4 +308,14 @@ class AsyncQueue:
         return await self._in_thread(call)
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
+        self._check_not_closed()
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise QueueClosed(f"queue {str(self._path)!r} is closed")
+
+
+def _close_unwanted(opening: "Future[Queue]") -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

@@ -1,9 +1,9 @@
 """Shell: looks at messages without taking them. One caller at a time."""
 
 from raftq.client.wire.batch import FLAG_CONTROL
-from raftq.client.wire.errors import InvalidArgument
 from raftq.node.delivery.group import GroupDelivery
 from raftq.node.delivery.lanes import LANES
+from raftq.node.embedded.check import check_count
 from raftq.node.embedded.engine import Engine
 from raftq.node.embedded.message import Held, Message
 from raftq.node.embedded.reader import Columns, LaneReader
@@ -13,15 +13,13 @@ PEEK_MAX = 10_000
 
 def peek(engine: Engine, group: GroupDelivery, count: int) -> list[Message]:
     """Up to `count` messages, highest priority first, those that wait for a retry included."""
-    if not 0 < count <= PEEK_MAX:
-        raise InvalidArgument(f"peek shows 1 to {PEEK_MAX} messages")
+    check_count(count, "max_messages", PEEK_MAX)
     reader = LaneReader(engine.files.data)
     found: list[Message] = []
     for lane in range(LANES):
         for start, end, attempt in _ranges(engine, group, lane, count - len(found)):
-            held = Held(engine.name, group.group, lane, attempt, 0)
-            messages, _ = reader.read(start, min(end, start + count - len(found)), held)
-            found += messages
+            held = Held(engine.path, group.group, lane, attempt, 0)
+            found += reader.read(start, min(end, start + count - len(found)), held)
             if len(found) >= count:
                 return found
     return found
@@ -37,7 +35,7 @@ def browse(engine: Engine, start: int, count: int) -> tuple[list[Message], int]:
     found: list[Message] = []
     for batch in data.batches(at, skip_damaged=True):
         if batch.count and not batch.flags & FLAG_CONTROL:
-            held = Held(engine.name, "", batch.lane, 0, 0)
+            held = Held(engine.path, "", batch.lane, 0, 0)
             found += Columns(batch).messages(max(at, batch.base_offset), batch.end_offset, held)
         if len(found) >= count:
             del found[count:]

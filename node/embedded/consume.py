@@ -1,9 +1,10 @@
 """Shell: leases, settlements and dead letters of the groups of a queue. One caller at a time."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from raftq.client.wire.batch import encode
 from raftq.client.wire.errors import DiskFull, InvalidArgument, LeaseForeign
@@ -11,7 +12,7 @@ from raftq.client.wire.record import Headers
 from raftq.node.delivery.group import DeadLetter, Grant, GroupDelivery, Row
 from raftq.node.embedded.engine import Engine, Target
 from raftq.node.embedded.ledger import Entry
-from raftq.node.embedded.message import DLQ_HEADER, Held, Message
+from raftq.node.embedded.message import DLQ_HEADER, Held, Message, record_bytes
 from raftq.node.embedded.reader import LaneReader
 
 logger = logging.getLogger("raftq.queue")
@@ -20,7 +21,12 @@ logger = logging.getLogger("raftq.queue")
 ROUNDS_MAX = 100
 # Dead letters copied by one commit, so that a mass expiry does not build one giant batch.
 DEAD_RECORDS_MAX = 1000
+DEAD_BYTES_MAX = 4 * 1024 * 1024
+DEAD_READ_MAX = 16
 DEAD_RETRY_S = 1.0
+FACT_BYTES_MAX = 4096
+
+DeadPair = tuple[Message, DeadLetter]
 
 
 class Consumer:
@@ -30,7 +36,8 @@ class Consumer:
         self._engine = engine
         self._dead_readers: dict[int, LaneReader] = {}
         self.delivered = 0
-        self.damaged = 0
+        self.unfinished = False
+        """The last lease came out empty only because it had taken enough time."""
 
     def lease(
         self, group_name: str, records_max: int, now: float, lease_s: float | None
@@ -39,6 +46,7 @@ class Consumer:
         engine = self._engine
         group = engine.group(group_name)
         self.expire(group, now)
+        self.unfinished = False
         for _ in range(ROUNDS_MAX):
             grants = group.lease(records_max, now, "", lease_s)
             if not grants:
@@ -47,6 +55,7 @@ class Consumer:
             if messages:
                 self.delivered += len(messages)
                 return messages
+        self.unfinished = True
         return []
 
     def expire(self, group: GroupDelivery, now: float) -> None:
@@ -129,14 +138,14 @@ class Consumer:
     ) -> list[Target]:
         """Copy to the dead letters and settle the source, in one commit each."""
         targets: list[Target] = []
-        for part in _parts(letters):
-            batches = self._dead_batches(group, part, now, error)
-            appends = [("dead", batch) for batch in batches]
-            try:
+        try:
+            for part, pairs in self._portions(group, letters):
+                appends = [("dead", batch) for batch in self._dead_batches(pairs, now, error)]
                 targets += self._engine.commit(appends, [group.settle_dead(part)])
-            except DiskFull:
-                group.spare(part, now + DEAD_RETRY_S)
-                raise
+        except DiskFull:
+            # All that are still dying, not only those of this portion.
+            group.spare(letters, now + DEAD_RETRY_S)
+            raise
         return targets
 
     def _deliver(self, group: GroupDelivery, grants: list[Grant], now: float) -> list[Message]:
@@ -148,12 +157,11 @@ class Consumer:
         now_ms = int(now * 1000)
         try:
             for grant in grants:
-                held = Held(engine.name, group.group, grant.lane, grant.attempt, grant.nonce)
+                held = Held(engine.path, group.group, grant.lane, grant.attempt, grant.nonce)
                 reader = engine.reader(group.group, grant.lane)
-                found, damaged = reader.read(grant.start, grant.end, held)
+                found = reader.read(grant.start, grant.end, held)
                 if len(found) != grant.end - grant.start:
                     missing += _missing_rows(grant, found)
-                    self.damaged += sum(end - start for start, end in damaged)
                 if reader.has_expiries:
                     alive = [m for m in found if not 0 < m.expires_at_ms <= now_ms]
                     if len(alive) != len(found):
@@ -166,10 +174,15 @@ class Consumer:
         except BaseException:
             group.take_back(grants)
             raise
-        if missing:
-            engine.write([group.skip(missing)])
-        if expired:
-            self._settle_expired(group, expired, now)
+        try:
+            if missing:
+                engine.write([group.skip(missing)])
+                engine.note_damage()
+            if expired:
+                self._settle_expired(group, expired, now)
+        except DiskFull as error:
+            # They stay leased and are looked at again; the others must reach their consumer.
+            logger.warning("group=%s event=settling_waits error=%s", group.group, error)
         return messages
 
     def _settle_expired(self, group: GroupDelivery, rows: list[Row], now: float) -> None:
@@ -185,6 +198,8 @@ class Consumer:
         held: Held | None = None
         start = end = 0
         for message in messages:
+            if type(message) is not Message:
+                check_message(message)
             offset = message.offset
             if message.held is held and offset == end:
                 end += 1
@@ -198,29 +213,54 @@ class Consumer:
         return rows_by_group
 
     def _held(self, message: Message) -> tuple[GroupDelivery, int, int]:
+        check_message(message)
         held = message.held
         self._check_own(held)
         return self._engine.state.groups[held.group], held.nonce, message.offset
 
     def _check_own(self, held: Held) -> None:
-        if held.queue != self._engine.name:
+        if held.queue != self._engine.path:
             raise LeaseForeign(f"the message belongs to queue {held.queue!r}")
+        if not held.nonce:
+            raise LeaseForeign("the message was looked at, not dequeued: nobody holds it")
         if held.group not in self._engine.state.groups:
             raise LeaseForeign(f"the message belongs to group {held.group!r}, which was deleted")
 
-    def _dead_batches(
-        self, group: GroupDelivery, letters: Sequence[DeadLetter], now: float, error: str
-    ) -> list[bytearray]:
-        rows: dict[int, list[tuple[Message, DeadLetter]]] = {}
+    def _portions(
+        self, group: GroupDelivery, letters: Sequence[DeadLetter]
+    ) -> Iterator[tuple[list[DeadLetter], list[DeadPair]]]:
+        """Letters with their messages, in portions that one batch can hold; ranges are cut."""
+        part: list[DeadLetter] = []
+        pairs: list[DeadPair] = []
+        size = 0
         for letter in letters:
-            lease = group.leases.get(letter.nonce)
-            lane = 0 if lease is None else lease.lane
-            held = Held(self._engine.name, group.group, lane, letter.attempt, letter.nonce)
-            reader = self._dead_readers.setdefault(lane, LaneReader(self._engine.files.data))
-            found, damaged = reader.read(letter.start, letter.end, held)
-            self.damaged += sum(end - start for start, end in damaged)
-            rows.setdefault(lane, []).extend((message, letter) for message in found)
+            start = letter.start
+            for message in self._dying_messages(group, letter):
+                if pairs and (size > DEAD_BYTES_MAX or len(pairs) >= DEAD_RECORDS_MAX):
+                    if start < message.offset:
+                        part.append(replace(letter, start=start, end=message.offset))
+                    yield part, pairs
+                    part, pairs, size, start = [], [], 0, message.offset
+                pairs.append((message, letter))
+                size += record_bytes(message.value, message.key, message.headers)
+            part.append(replace(letter, start=start))
+        if part:
+            yield part, pairs
+
+    def _dying_messages(self, group: GroupDelivery, letter: DeadLetter) -> Iterator[Message]:
+        lease = group.leases.get(letter.nonce)
+        lane = 0 if lease is None else lease.lane
+        held = Held(self._engine.path, group.group, lane, letter.attempt, letter.nonce)
+        reader = self._dead_readers.setdefault(lane, LaneReader(self._engine.files.data))
+        for start in range(letter.start, letter.end, DEAD_READ_MAX):
+            found = reader.read(start, min(start + DEAD_READ_MAX, letter.end), held)
             self.keep_fired(found)
+            yield from found
+
+    def _dead_batches(self, pairs: list[DeadPair], now: float, error: str) -> list[bytearray]:
+        rows: dict[int, list[DeadPair]] = {}
+        for pair in pairs:
+            rows.setdefault(pair[0].held.lane, []).append(pair)
         return [
             encode(
                 [message.value for message, _ in pairs],
@@ -230,7 +270,6 @@ class Consumer:
                 lane=lane,
             )
             for lane, pairs in rows.items()
-            if pairs
         ]
 
     def _dead_headers(self, message: Message, letter: DeadLetter, error: str) -> Headers:
@@ -245,33 +284,25 @@ class Consumer:
             "last-delivery": repr(letter.last),
             "error": error,
         }
-        added = {DLQ_HEADER + name: fact.encode()[:4096] for name, fact in facts.items()}
+        added = {
+            DLQ_HEADER + name: fact.encode("utf-8", "replace")[:FACT_BYTES_MAX]
+            for name, fact in facts.items()
+        }
         return message.headers | added
 
 
-def check_seconds(value: float, what: str, least: float = 0.0) -> float:
-    """A duration that a caller gave, or a clear error."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= least:
-        raise InvalidArgument(f"{what} must be a number of seconds, at least {least:g}")
-    return float(value)
+def message_list(messages: Any) -> list[Message]:
+    if not isinstance(messages, Iterable):
+        raise InvalidArgument(f"{messages!r:.40} is not a list of messages")
+    found = list(messages)
+    for message in found:
+        check_message(message)
+    return found
 
 
-def _parts(letters: Sequence[DeadLetter]) -> Iterable[list[DeadLetter]]:
-    """Letters in portions of a bounded number of records; long ranges are cut."""
-    part: list[DeadLetter] = []
-    room = DEAD_RECORDS_MAX
-    for letter in letters:
-        start = letter.start
-        while start < letter.end:
-            end = min(letter.end, start + room)
-            part.append(replace(letter, start=start, end=end))
-            room -= end - start
-            start = end
-            if not room:
-                yield part
-                part, room = [], DEAD_RECORDS_MAX
-    if part:
-        yield part
+def check_message(message: object) -> None:
+    if not isinstance(message, Message):
+        raise InvalidArgument(f"{message!r:.40} is not a message")
 
 
 def _missing_rows(grant: Grant, found: list[Message]) -> list[Row]:

@@ -1,13 +1,14 @@
 """Shell: the dead letters of a queue: browse, redrive, purge. One caller at a time."""
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from raftq.client.wire.batch import encode
 from raftq.client.wire.record import Record
 from raftq.node.delivery.lanes import LANE_NAMES
 from raftq.node.embedded.engine import Engine
 from raftq.node.embedded.ledger import DEAD_DONE
-from raftq.node.embedded.message import DLQ_HEADER, DeadLetter
+from raftq.node.embedded.message import DLQ_FACTS, DLQ_HEADER, DeadLetter, record_bytes
 
 REDRIVE_RECORDS_MAX = 500
 REDRIVE_BYTES_MAX = 4 * 1024 * 1024
@@ -37,9 +38,9 @@ class DeadLetters:
         redriven = 0
         part: list[tuple[Record, DeadLetter]] = []
         size = 0
-        for pair in list(self._letters(reason))[:limit]:
-            part.append(pair)
-            size += len(pair[0].value)
+        for record, letter in islice(self._letters(reason), limit):
+            part.append((record, letter))
+            size += record_bytes(record.value, record.key, record.headers)
             if len(part) >= REDRIVE_RECORDS_MAX or size >= REDRIVE_BYTES_MAX:
                 self._redrive(part, now_ms)
                 redriven += len(part)
@@ -102,9 +103,9 @@ def _letter(record: Record) -> DeadLetter:
     facts = {
         name.removeprefix(DLQ_HEADER): value.decode("utf-8", "replace")
         for name, value in record.headers.items()
-        if name.startswith(DLQ_HEADER)
+        if name in DLQ_FACTS
     }
-    headers = {n: v for n, v in record.headers.items() if not n.startswith(DLQ_HEADER)}
+    headers = {n: v for n, v in record.headers.items() if n not in DLQ_FACTS}
     return DeadLetter(
         dead_offset=record.offset,
         value=record.value,

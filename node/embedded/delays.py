@@ -13,19 +13,29 @@ from typing import Any
 import msgpack
 
 from raftq.client.wire.batch import FLAG_CONTROL, FLAG_DELAY_OFFSETS, Batch, encode
-from raftq.client.wire.errors import CorruptBatch, CorruptFile, DiskFull
+from raftq.client.wire.errors import (
+    CorruptBatch,
+    CorruptFile,
+    DiskFull,
+    OffsetOutOfRange,
+    UnknownFormat,
+)
 from raftq.client.wire.record import Record
 from raftq.node.delays.schedule import DelaySchedule
 from raftq.node.embedded.files import QueueFiles
+from raftq.node.embedded.message import record_bytes
 from raftq.node.storage.compaction import compact
 
 logger = logging.getLogger("raftq.queue")
 
-CANCELLED, FIRED = 1, 2
+CANCELLED, FIRED, SEEN = 1, 2, 3
 FIRE_RECORDS_MAX = 1000
+# How much of the data log an open may have to search for what fired without a mark.
+SEEN_RECORDS = 10_000
 FIRE_BYTES_MAX = 4 * 1024 * 1024
 SNAPSHOT_BYTES_MAX = 1 << 30
 CONTROL_OFFSETS_MAX = 10_000
+SNAPSHOT_LOG_BYTES = 1024 * 1024
 COMPACT_BYTES_MIN = 4 * 1024 * 1024
 
 
@@ -35,6 +45,7 @@ class DelayLine:
     def __init__(self, files: QueueFiles, now_ms: int) -> None:
         self._files = files
         self._changes = 0
+        self._snapshot_bytes = files.delays.size_bytes
         self._next_due_ms: int | None = None
         self._due_changed = True
         # Marks of what is in the data log but could not be written to a full disk yet.
@@ -49,11 +60,16 @@ class DelayLine:
             self._due_changed = False
         return self._next_due_ms
 
-    def append(self, batch: bytearray) -> int:
-        """Store delayed records; returns the first one's delay offset."""
-        base = self._files.delays.append(batch)
-        self.note_appended(Batch(bytes(batch)))
-        return base
+    @property
+    def has_changes(self) -> bool:
+        """Whether anything was scheduled, fired or cancelled since the last snapshot."""
+        return self._changes > 0
+
+    def append(self, batches: Sequence[bytearray]) -> None:
+        """Store delayed records: all of them or none."""
+        self._files.delays.append_many(batches)
+        for batch in batches:
+            self.note_appended(Batch(bytes(batch)))
 
     def note_appended(self, batch: Batch) -> None:
         deliver_at = batch.deliver_at()
@@ -78,7 +94,7 @@ class DelayLine:
                 continue
             by_lane.setdefault(record.priority, []).append(record)
             fired += 1
-            size += len(record.value)
+            size += record_bytes(record.value, record.key, record.headers)
             if size > FIRE_BYTES_MAX:
                 break
         self._append_fired(list(by_lane.items()), now_ms)
@@ -99,6 +115,13 @@ class DelayLine:
             self.schedule.apply_fired(offsets, data_end)
             self._unmarked.append((offsets, data_end))
         self._write_marks()
+
+    def _mark_seen(self) -> None:
+        """Note that everything that fired so far is marked, so that open need not search there."""
+        end = self._files.data.end_offset
+        if end - self.schedule.fired_end > SEEN_RECORDS and not self._unmarked:
+            self._control([SEEN, end])
+            self.schedule.seen(end)
 
     def _write_marks(self) -> None:
         """Mark in the delays log what fired; a full disk leaves it for later."""
@@ -133,14 +156,21 @@ class DelayLine:
         """Save a snapshot and drop what is done, once enough has changed."""
         schedule, delays = self.schedule, self._files.delays
         self._write_marks()
+        self._mark_seen()
         schedule.fired_flushed(self._files.data.flushed_offset)
-        if self._changes < (1 if force else max(50_000, schedule.pending_count)):
+        grown = delays.size_bytes - self._snapshot_bytes
+        if self._changes < (1 if force else max(50_000, schedule.pending_count)) and (
+            grown < SNAPSHOT_LOG_BYTES or schedule.pending_count
+        ):
             return
         self._save_snapshot()
+        if not schedule.pending_count:
+            delays.roll()
         delays.truncate_prefix(min(schedule.done_below, schedule.end_offset))
         # A fired record may only go for good once the data log has it for good.
         if delays.size_bytes > COMPACT_BYTES_MIN and not schedule.unflushed_count:
             compact(delays, self._keep)
+        self._snapshot_bytes = delays.size_bytes
 
     def _save_snapshot(self) -> None:
         self._changes = 0
@@ -163,7 +193,8 @@ class DelayLine:
                     batch = self._files.delays.batch_at(offset)
                     held = {record.offset: record for record in batch.records()}
                     batch_start, batch_end = batch.base_offset, batch.end_offset
-                except CorruptBatch as error:
+                except (CorruptBatch, OffsetOutOfRange) as error:
+                    # Out of range: an old snapshot was put back, and names what is long done.
                     logger.error("event=delayed_record_damaged offset=%d error=%s", offset, error)
                     batch_start = batch_end = -1
                     yield offset, None
@@ -195,6 +226,8 @@ class DelayLine:
                 schedule = DelaySchedule.restore(packed, now_ms)
                 if delays.start_offset <= schedule.end_offset <= delays.end_offset:
                     return schedule
+        except UnknownFormat as error:
+            raise UnknownFormat(f"{path}: {error}") from error
         except CorruptFile as error:
             logger.warning("path=%s event=snapshot_damaged action=rebuild error=%s", path, error)
         return DelaySchedule(now_ms)
@@ -210,7 +243,9 @@ class DelayLine:
             elif batch.count:
                 self._replay_scheduled(batch)
         changed = schedule.recovered(data.end_offset)
-        start = min(max(schedule.fired_end, data.start_offset), data.end_offset)
+        # Where marks may be lost, the data log itself tells what fired: all of it is searched.
+        known_end = 0 if any(one.end > start for one in delays.damaged) else schedule.fired_end
+        start = min(max(known_end, data.start_offset), data.end_offset)
         for batch in data.batches(start, skip_damaged=True):
             if batch.flags & FLAG_DELAY_OFFSETS:
                 schedule.apply_fired(batch.delay_offsets() or [], batch.end_offset)
@@ -242,6 +277,8 @@ class DelayLine:
             elif kind == FIRED:
                 for offsets, data_end in rest[0]:
                     self.schedule.apply_fired(offsets, data_end)
+            elif kind == SEEN:
+                self.schedule.seen(rest[0])
             else:
                 raise CorruptFile(f"the delays log holds an unknown control record {kind!r}")
         except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:

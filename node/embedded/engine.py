@@ -12,9 +12,16 @@ from collections.abc import Sequence
 
 from raftq.client.wire.batch import Batch, encode
 from raftq.client.wire.encoder import encode_control
-from raftq.client.wire.errors import CorruptBatch, CorruptFile, DiskFull, InvalidArgument
+from raftq.client.wire.errors import (
+    CorruptBatch,
+    CorruptFile,
+    DiskFull,
+    InvalidArgument,
+    RaftqError,
+)
 from raftq.node.delivery import entries as kinds
 from raftq.node.delivery.group import DeliveryConfig, GroupDelivery
+from raftq.node.embedded.check import check_text
 from raftq.node.embedded.delays import DelayLine
 from raftq.node.embedded.files import QueueFiles
 from raftq.node.embedded.ledger import (
@@ -24,11 +31,13 @@ from raftq.node.embedded.ledger import (
     Intent,
     QueueState,
     ShellEntry,
+    is_snapshot,
     pack_delivery,
     pack_shell,
 )
 from raftq.node.embedded.options import QueueOptions
 from raftq.node.embedded.reader import LaneReader
+from raftq.node.storage.header import DamagedRange
 from raftq.node.storage.log import Log
 
 logger = logging.getLogger("raftq.queue")
@@ -48,6 +57,7 @@ class Engine:
         self.files = files
         self.options = options
         self.name = name
+        self.path = files.directory
         self.now_at_open = now
         self._rng = rng
         self._delivery_config = DeliveryConfig(
@@ -63,6 +73,7 @@ class Engine:
         self.intent_ends: dict[str, int] = {}
         self.readers: dict[tuple[str, int], LaneReader] = {}
         self.ledger_damage = 0
+        self._damage_reported: dict[tuple[str, DamagedRange], bool] = {}
         self.published = 0
         self._replay()
         self.delays = DelayLine(files, int(now * 1000))
@@ -70,19 +81,19 @@ class Engine:
 
     def group(self, name: str) -> GroupDelivery:
         """The group of that name; a new one starts at the oldest message kept."""
-        found = self.state.groups.get(name)
-        if found is not None:
+        if type(name) is str and (found := self.state.groups.get(name)) is not None:
             return found
-        if not name or len(name) > 249:
-            raise InvalidArgument("a group name has 1 to 249 characters")
+        check_text(name, "a group name")
         if len(self.state.groups) >= GROUPS_MAX:
             raise InvalidArgument(f"a queue has at most {GROUPS_MAX} groups")
         start = self.files.data.start_offset
         self.write([(kinds.CREATED, name, start)])
+        self.note_damage()
         return self.state.group(name)
 
     def known_group(self, name: str) -> GroupDelivery:
         """The group of that name, which must exist."""
+        check_text(name, "a group name")
         found = self.state.groups.get(name)
         if found is None:
             raise InvalidArgument(f"queue {self.name!r} has no group {name!r}")
@@ -144,7 +155,7 @@ class Engine:
             [list(item) for item in dedups],
             [list(r) for r in dead_done],
         ]
-        target = self._append_ledger([pack_shell([entry])])
+        target = self._append_ledger([pack_shell([entry])], reserve=not appends)
         if sync:
             self.files.ledger.sync()
         self.state.apply(entry)
@@ -184,6 +195,36 @@ class Engine:
         prefixes = [group.settled.prefix for group in self.state.groups.values()]
         return min(prefixes, default=self.files.data.start_offset)
 
+    def note_damage(self) -> None:
+        """Report each damaged range once, and settle what cannot be read in every group.
+
+        Otherwise it would hold up their progress, and with it the release of disk space, for ever.
+        """
+        for name, log in self.files.logs.items():
+            for damage in log.damaged:
+                if (name, damage) not in self._damage_reported:
+                    self._damage_reported[name, damage] = True
+                    logger.error(
+                        "queue=%s event=damage_found log=%s range=%s", self.name, name, damage
+                    )
+        data = self.files.data
+        for damage in data.damaged:
+            end = min(damage.end, data.end_offset)
+            if end - damage.start <= kinds.RANGE_MAX:
+                for group in self.state.groups.values():
+                    self._pass_range(group, damage.start, end)
+
+    def _pass_range(self, group: GroupDelivery, start: int, end: int) -> None:
+        """Settle what the group has not settled of a range, except what somebody works on."""
+        held = [lease for lease in group.leases if lease.start < end and start < lease.end]
+        rows = [
+            (0, hole_start, hole_end)
+            for hole_start, hole_end in group.settled.holes(start, end)
+            if not any(lease.start < hole_end and hole_start < lease.end for lease in held)
+        ]
+        if rows:
+            self.write([group.skip(rows)])
+
     def drop_settled(self) -> int:
         """Drop every file whose messages all groups have settled; returns the bytes freed."""
         data = self.files.data
@@ -192,18 +233,25 @@ class Engine:
             data.roll()
         return data.retain(0, bytes_max=0, below=floor)
 
+    def drop_fired(self) -> None:
+        """Drop every file of delayed messages that are all fired or cancelled."""
+        if self.delays.has_changes:
+            self.files.data.sync()  # what fired may only go once it is here for good
+            self.delays.upkeep(force=True)
+
     def _new_group(self, name: str) -> GroupDelivery:
         start = self.files.data.start_offset
         config, rng = self._delivery_config, self._rng
         return GroupDelivery(name, config, self.files.data, rng, start, self.now_at_open)
 
-    def _append_ledger(self, records: list[bytes]) -> Target:
+    def _append_ledger(self, records: list[bytes], reserve: bool = True) -> Target:
+        """`reserve`: may use the space that is set aside for acks when the disk is full."""
         ledger = self.files.ledger
         batch = encode_control(records[0]) if len(records) == 1 else encode(records, control=True)
         try:
             base = ledger.append(batch)
         except DiskFull:
-            if not self.files.give_up_reserve():
+            if not reserve or not self.files.give_up_reserve():
                 raise
             logger.warning("queue=%s event=reserve_used reason=disk_full", self.name)
             base = ledger.append(batch)
@@ -215,9 +263,10 @@ class Engine:
             if log.end_offset >= base + span:
                 continue
             if log.end_offset != base:
-                raise CorruptFile(
-                    f"the {name} log of queue {self.name!r} ends at {log.end_offset}, but a "
-                    f"transaction in the ledger continues it at {base}"
+                # Only damage brings this about. Twice is better than not at all.
+                logger.error(
+                    "queue=%s event=intent_moved log=%s from=%d to=%d",
+                    *(self.name, name, base, log.end_offset),
                 )
             copy = bytearray(batch)
             log.append(copy)
@@ -226,18 +275,33 @@ class Engine:
 
     def _replay(self) -> None:
         ledger = self.files.ledger
-        offset = ledger.start_offset
+        offset = start = ledger.start_offset
         while offset < ledger.end_offset:
             try:
                 for batch in ledger.batches(offset):
-                    for record in batch.values():
+                    offset = batch.base_offset
+                    records = batch.values()
+                    if offset <= start and start and not any(map(is_snapshot, records)):
+                        self._ledger_damaged(f"its beginning, up to offset {start}, is missing")
+                    for record in records:
                         self.state.replay(record)
                     offset = batch.end_offset
-            except CorruptBatch as error:
-                self.ledger_damage += 1
-                logger.error("queue=%s event=ledger_damaged error=%s", self.name, error)
-                self.state.lost_entries()
-                offset = max(ledger.next_readable(offset), offset + 1)
+            except (CorruptBatch, CorruptFile) as error:
+                self._ledger_damaged(error)
+                readable = ledger.next_readable(offset)
+                offset = readable if readable > offset else self._batch_end(offset)
+
+    def _ledger_damaged(self, what: RaftqError | str) -> None:
+        self.ledger_damage += 1
+        logger.error("queue=%s event=ledger_damaged error=%s", self.name, what)
+        self.state.lost_entries()
+
+    def _batch_end(self, offset: int) -> int:
+        """Where the ledger goes on after a batch that can be read but makes no sense."""
+        try:
+            return self.files.ledger.batch_at(offset).end_offset
+        except CorruptBatch:
+            return max(self.files.ledger.next_readable(offset), offset + 1)
 
     def _recover(self, now: float) -> None:
         """Bring the logs and the state in step, and give back what a dead process had leased."""
@@ -253,6 +317,7 @@ class Engine:
             if group.settled.prefix < self.files.data.start_offset:
                 # Retention dropped what was settled, and a power cut the ledger entries saying so.
                 self.write([group.advance(self.files.data.start_offset)])
+        self.note_damage()
         for intent in state.intents:
             self._apply_intent(intent)
         self.intent_ends = {name: log.end_offset for name, log in self.files.logs.items()}

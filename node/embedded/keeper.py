@@ -46,9 +46,11 @@ class Keeper:
         self.failure: Exception | None = None
         """What ended the thread before its time."""
         self._planned = 0.0
+        self._fire_after = 0.0
         self._last_retention = 0.0
         self._last_upkeep = 0.0
-        self._snapshot_bytes = engine.files.ledger.size_bytes
+        # What earlier sessions left counts as growth: many short ones must not add up for ever.
+        self._snapshot_bytes = 0
         self._history: list[tuple[float, int, int]] = []
         self._thread = threading.Thread(target=self._run, name="raftq-keeper", daemon=True)
 
@@ -68,18 +70,29 @@ class Keeper:
 
     def tick(self, now: float) -> bool:
         """Fire and expire what is due; True when consumers may find something new. Lock held."""
-        changed = False
-        now_ms = int(now * 1000)
-        delays = self._engine.delays
-        while (due := delays.next_due_ms()) is not None and due <= now_ms:
-            if not delays.fire(now_ms):
-                break
-            changed = True
+        changed = self._fire(now)
         for group in list(self._engine.state.groups.values()):
             deadline = group.next_deadline()
             if deadline is not None and deadline <= now:
                 self._consumer.expire(group, now)
                 changed = True
+        return changed
+
+    def _fire(self, now: float) -> bool:
+        """Fire due delays. A full disk makes them wait, but not what can be delivered without."""
+        changed = False
+        now_ms = int(now * 1000)
+        delays = self._engine.delays
+        if now < self._fire_after <= now + UPKEEP_S:
+            return False
+        try:
+            while (due := delays.next_due_ms()) is not None and due <= now_ms:
+                if not delays.fire(now_ms):
+                    break
+                changed = True
+        except DiskFull as error:
+            self._fire_after = now + UPKEEP_S
+            logger.warning("queue=%s event=firing_waits error=%s", self._engine.name, error)
         return changed
 
     def next_deadline(self) -> float:
@@ -88,7 +101,7 @@ class Keeper:
         due = self._engine.delays.next_due_ms()
         known = [deadline for deadline in deadlines if deadline is not None]
         if due is not None:
-            known.append(due / 1000)
+            known.append(max(due / 1000, self._fire_after))
         return min(known, default=float("inf"))
 
     def rates(self, now: float) -> dict[str, float]:
@@ -152,11 +165,19 @@ class Keeper:
             if now - self._last_retention >= RETENTION_S:
                 self._last_retention = now
                 self.retain(now)
-            for damage in engine.files.data.scrub(SCRUB_BYTES_PER_S).damaged:
-                logger.error("queue=%s event=damage_found range=%s", engine.name, damage)
+            if engine.files.data.scrub(SCRUB_BYTES_PER_S).damaged:
+                engine.note_damage()
         grown = engine.files.ledger.size_bytes - self._snapshot_bytes
-        if grown > max(SNAPSHOT_LEDGER_BYTES, 2 * self._snapshot_bytes):
+        if grown > self._growth_max():
             self.snapshot()
+
+    def _growth_max(self) -> int:
+        """Bytes the ledger may grow by before it is replaced by a snapshot."""
+        files = self._engine.files
+        if files.reserve_missing and files.reserve_bytes:
+            # The disk is full: acks live on the reserve, and must not use it up.
+            return files.reserve_bytes // 4
+        return max(SNAPSHOT_LEDGER_BYTES, 2 * self._snapshot_bytes)
 
     def retain(self, now: float) -> int:
         """Drop settled files that are old enough or too many. Lock held."""

@@ -15,8 +15,9 @@ A ledger record is a tag byte and a msgpack list. `D` records hold delivery entr
                 drop its prefix
 
 Groups are created by the first delivery entry that names them. After a damaged ledger batch the
-order of deliveries is no longer known: from there on only settlements are believed, and what is not
-settled is delivered again. So damage can repeat a delivery, and never loses a message.
+order of deliveries is no longer known: from there on only settlements, resets and pauses are
+believed, and what is not settled is delivered again. So damage can repeat a delivery, and never
+loses a message. A ledger that starts with anything but a snapshot has lost its beginning: the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -92,6 +93,8 @@ class QueueState:
         elif kind == kinds.SETTLED:
             for row in entry[3]:
                 self.group(name).settled.add(row[1], row[2])
+        elif kind in _ABSOLUTE:
+            self.group(name).apply(entry)
 
     def apply(self, entry: ShellEntry) -> None:
         """Apply one entry of the whole queue, live or at replay."""
@@ -170,6 +173,7 @@ class QueueState:
                     intent.places[index] = (name, cursors[name], span)
                     cursors[name] += span
         self.dead_done.truncate(ends["dead"])
+        self.checkpoints = {n: min(at, ends["data"]) for n, at in self.checkpoints.items()}
         for group in self.groups.values():
             group.apply((kinds.CLIPPED, None, ends["data"]))
         lost = [
@@ -202,6 +206,15 @@ _APPLY: dict[int, Callable[..., None]] = {
     OPENED: QueueState._opened,
     STATE: QueueState._state,
 }
+
+
+# Entries that mean the same whatever came before them.
+_ABSOLUTE = (kinds.RESET, kinds.PAUSED, kinds.CREATED)
+
+
+def is_snapshot(record: bytes) -> bool:
+    """Whether a ledger can start with this record."""
+    return record[:1] == TAG_SHELL and any(entry[0] == STATE for entry in _unpack(record[1:]))
 
 
 def pack_delivery(entries: Sequence[Entry]) -> bytes:

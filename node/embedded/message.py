@@ -7,6 +7,14 @@ from raftq.node.delivery.lanes import LANE_NAMES
 
 DELAYED_ID_PREFIX = "d"
 DLQ_HEADER = "x-dlq-"
+DLQ_FACTS = frozenset(
+    DLQ_HEADER + fact
+    for fact in (
+        "reason", "topic", "partition", "offset", "group", "attempts", "first-delivery",
+        "last-delivery", "error",
+    )
+)  # fmt: skip
+"""The headers a dead letter has on top of its own."""
 
 
 class Held:
@@ -86,7 +94,8 @@ class Message:
     def receipt(self) -> str:
         """Proof of this one delivery: `queue:partition:offset:attempt:nonce`."""
         held = self.held
-        return f"{held.queue}:0:{self.offset}:{held.attempt}:{held.nonce}"
+        name = held.queue.rpartition("/")[2]
+        return f"{name}:0:{self.offset}:{held.attempt}:{held.nonce}"
 
     def __repr__(self) -> str:
         return (
@@ -151,7 +160,8 @@ class QueueStats:
     dead: int = 0
     settled: int = 0
     damaged: int = 0
-    """Messages that cannot be read because their batch fails its checksum."""
+    """Messages that cannot be read because their batch fails its checksum or its file is gone:
+    delayed ones and dead letters included."""
     lanes: dict[str, LaneStats] = field(default_factory=dict)
     groups: dict[str, dict[str, int]] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
@@ -163,6 +173,14 @@ class QueueStats:
     flushed_offset: int = 0
     settled_offset: int = 0
     paused: bool = False
+
+
+def record_bytes(value: bytes, key: bytes | None, headers: Headers | None) -> int:
+    """About what a record takes in a batch, never less."""
+    size = len(value) if key is None else len(value) + len(key)
+    if headers:
+        size += sum([4 * len(name) + len(item) + 10 for name, item in headers.items()])
+    return size + 64
 
 
 def delayed_id(delay_offset: int) -> str:

@@ -6,6 +6,7 @@ woken by an enqueue, by the keeper (a retry, a delay, a lease that ended), or by
 
 import asyncio
 import logging
+import os
 import random
 import threading
 import time
@@ -23,6 +24,7 @@ from raftq.client.wire.errors import (
     TooLarge,
 )
 from raftq.node.delivery.lanes import LANE_NAMES
+from raftq.node.embedded.check import check_path
 from raftq.node.embedded.consume import Consumer
 from raftq.node.embedded.dead import DeadLetters
 from raftq.node.embedded.engine import Engine, Target
@@ -52,7 +54,8 @@ class OpenQueue:
         flusher: Flusher | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        self.path = str(path)
+        # A queue stays where it is when the process changes its directory.
+        self.path = os.path.abspath(check_path(path))
         self.options = options
         self._clock = clock
         self._lock = threading.Lock()
@@ -133,7 +136,7 @@ class OpenQueue:
 
     def _enqueue_plain(self, value: bytes, priority: str | int) -> str:
         """A message with nothing but a value: the path that is taken most."""
-        lane = self._lanes.get(priority)
+        lane = self._lanes.get(priority) if type(priority) is str else None
         if lane is None:
             lane = lane_of(priority)
         if type(value) is not bytes:

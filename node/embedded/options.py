@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 
 from raftq.client.wire.codecs import CODECS
 from raftq.client.wire.errors import ConfigError
@@ -31,7 +32,8 @@ class QueueOptions:
     backoff_max: float = 60.0
     """The longest such wait, in seconds."""
     backoff_jitter: float = 0.0
-    """Random share (0..1) by which a wait is shortened, so that retries do not come in step."""
+    """Share (0..1) by which a wait is shorter or longer by chance, so that retries do not come in
+    step; `backoff_max` still holds."""
     in_flight_max: int = 100_000
     """Messages of one group that may be leased at a time; more wait until some are settled."""
     max_messages: int | None = None
@@ -69,16 +71,18 @@ class QueueOptions:
     def _problems(self) -> Iterator[str]:
         if self.fsync not in FSYNC_POLICIES:
             yield f"fsync is {self.fsync!r}, not one of {', '.join(FSYNC_POLICIES)}"
-        if self.compression not in CODECS:
+        if not isinstance(self.compression, str) or self.compression not in CODECS:
             yield f"compression is {self.compression!r}, not one of {', '.join(CODECS)}"
         for name, (least, most) in _BOUNDS.items():
             value = getattr(self, name)
-            if not least <= value <= most:
+            if not _is_number(name, value) or not least <= value <= most:
                 yield f"{name} is {value!r}, not between {least:g} and {most:g}"
         for name in _LIMITS:
             limit = getattr(self, name)
-            if limit is not None and not limit > 0:
+            if limit is not None and not (_is_number(name, limit) and limit > 0):
                 yield f"{name} is {limit!r}; it must be more than 0, or None for no limit"
+        if self.dead_letter_expired not in (True, False):
+            yield f"dead_letter_expired is {self.dead_letter_expired!r}, not True or False"
 
 
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -98,3 +102,14 @@ _LIMITS = (
     "max_messages", "max_bytes", "retention", "retention_bytes", "dead_letter_retention",
     "page_cache_bytes",
 )  # fmt: skip
+_WHOLE = {
+    "max_deliveries", "in_flight_max", "value_bytes_max", "segment_bytes", "reserve_bytes",
+    "max_messages", "max_bytes", "retention_bytes", "page_cache_bytes",
+}  # fmt: skip
+
+
+def _is_number(name: str, value: object) -> bool:
+    """Whether a setting has the type it needs; True and False are no numbers."""
+    if name in _WHOLE or isinstance(value, int):
+        return type(value) is int
+    return isinstance(value, float) and isfinite(value)

@@ -4,20 +4,22 @@ Values arrive here from users, so this is where arguments, limits and the room l
 whatever is refused is refused before anything is written.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
 
 from raftq.client.wire.batch import LANE_NORMAL, encode, encode_one
 from raftq.client.wire.codecs import CODECS
 from raftq.client.wire.errors import InvalidArgument, QueueFull, TooLarge
 from raftq.client.wire.record import Headers, check_record_limits
 from raftq.node.delivery.lanes import LANE_NAMES
+from raftq.node.embedded.check import SECONDS_MAX, check_number
 from raftq.node.embedded.engine import Engine, Target
-from raftq.node.embedded.message import delayed_id
+from raftq.node.embedded.message import delayed_id, record_bytes
 
 BATCH_BYTES_TARGET = 1024 * 1024
 BATCH_RECORDS_MAX = 10_000
-DELAY_S_MAX = 100 * 366 * 86400.0
 DEDUP_ID_CHARS_MAX = 1024
 _LANES = {name: lane for lane, name in enumerate(LANE_NAMES)}
 
@@ -33,6 +35,13 @@ class Draft:
     deliver_at_ms: int = 0
     expires_at_ms: int = 0
     dedup_id: str | None = None
+
+    def sizes(self) -> list[int]:
+        """About how many bytes each message takes."""
+        if self.keys is None and self.headers is None:
+            return list(map(len, self.values))
+        nothing = repeat(None)
+        return list(map(record_bytes, self.values, self.keys or nothing, self.headers or nothing))
 
 
 class Publisher:
@@ -51,7 +60,7 @@ class Publisher:
         if engine.unapplied is not None or engine.files.reserve_missing:
             engine.check_publish()
         if self._limited:
-            self._check_room(1, len(value), delayed=False)
+            self.check_room(1, len(value))
         self._engine.published += 1
         return engine.files.data.append(encode_one(value, now_ms, lane))
 
@@ -64,12 +73,12 @@ class Publisher:
             return self._publish_once(draft, draft.dedup_id, now_ms)
         engine.check_publish()
         delayed = draft.deliver_at_ms > now_ms
-        self._check_room(len(draft.values), sum(map(len, draft.values)), delayed)
+        if self._limited:
+            self.check_room(len(draft.values), sum(draft.sizes()))
         batches = self.encode(draft, now_ms)
         if delayed:
             first = engine.files.delays.end_offset
-            for batch in batches:
-                engine.delays.append(batch)
+            engine.delays.append(batches)
             log = engine.files.delays
         else:
             log = engine.files.data
@@ -81,18 +90,18 @@ class Publisher:
     def encode(self, draft: Draft, now_ms: int) -> list[bytearray]:
         """A draft as batches of a size that readers like."""
         values = draft.values
-        size = sum(map(len, values))
-        if len(values) <= BATCH_RECORDS_MAX and size <= 2 * BATCH_BYTES_TARGET:
+        sizes = draft.sizes()
+        if len(values) <= BATCH_RECORDS_MAX and sum(sizes) <= 2 * BATCH_BYTES_TARGET:
             return [self._encode(draft, 0, len(values), now_ms)]
         batches = []
         start = room = 0
-        for index, value in enumerate(values):
+        for index, size in enumerate(sizes):
             if index > start and (
-                room + len(value) > BATCH_BYTES_TARGET or index - start >= BATCH_RECORDS_MAX
+                room + size > BATCH_BYTES_TARGET or index - start >= BATCH_RECORDS_MAX
             ):
                 batches.append(self._encode(draft, start, index, now_ms))
                 start, room = index, 0
-            room += len(value)
+            room += size
         batches.append(self._encode(draft, start, len(values), now_ms))
         return batches
 
@@ -119,10 +128,11 @@ class Publisher:
         state = engine.state
         state.forget_old_dedups(now_ms)
         known = state.dedup.get(dedup_id)
-        if known is not None:
+        # Ids of an earlier, longer window can stand before those of a shorter one.
+        if known is not None and known[1] > now_ms:
             return [known[0]], []
         delayed = draft.deliver_at_ms > now_ms
-        self._check_room(1, len(draft.values[0]), delayed)
+        self.check_room(1, sum(draft.sizes()))
         name = "delays" if delayed else "data"
         message_id = ids_of(engine.files.logs[name].end_offset, 1, delayed)[0]
         forget_at = now_ms + int(engine.options.dedup_window * 1000)
@@ -135,7 +145,8 @@ class Publisher:
         self._engine.published += 1
         return [message_id], targets
 
-    def _check_room(self, count: int, size: int, delayed: bool) -> None:
+    def check_room(self, count: int, size: int) -> None:
+        """Raise QueueFull when so many more messages, of so many bytes, are over a limit."""
         options, engine = self._engine.options, self._engine
         if options.max_messages is not None:
             unsettled = self.unsettled()
@@ -147,6 +158,8 @@ class Publisher:
         limit = options.max_bytes
         if limit is not None and engine.files.message_bytes + size > limit:
             engine.drop_settled()
+            if engine.files.message_bytes + size > limit:
+                engine.drop_fired()
             used = engine.files.message_bytes
             if used + size > limit:
                 raise QueueFull(
@@ -172,10 +185,19 @@ def ids_of(first: int, count: int, delayed: bool) -> list[str]:
 def lane_of(priority: str | int) -> int:
     """The lane of a priority given by name or number."""
     lane = _LANES.get(priority) if isinstance(priority, str) else priority
-    if lane is None or isinstance(lane, bool) or lane not in range(len(LANE_NAMES)):
+    if type(lane) is not int or not 0 <= lane < len(LANE_NAMES):
         names = ", ".join(LANE_NAMES)
         raise InvalidArgument(f"priority {priority!r} is none of {names} and not 0..4")
     return lane
+
+
+def check_list(values: Any) -> Sequence[bytes]:
+    """The values of a batch; whatever can be walked through once will do."""
+    if isinstance(values, list | tuple):
+        return values
+    if isinstance(values, Iterable) and not isinstance(values, bytes | str | dict):
+        return list(values)
+    raise InvalidArgument("enqueue_batch takes a list of bytes values")
 
 
 def check_values(
@@ -185,9 +207,9 @@ def check_values(
     value_bytes_max: int,
 ) -> None:
     """Refuse what is not bytes or over a limit, naming the first offender."""
-    if isinstance(values, (bytes, str)):  # type: ignore[unreachable]
-        raise InvalidArgument("enqueue_batch takes a list of bytes values, not one value")
     for column, name in ((keys, "keys"), (headers, "headers")):
+        if column is not None and not isinstance(column, list | tuple):
+            raise InvalidArgument(f"{name} must be a list, one for each value")
         if column is not None and len(column) != len(values):
             raise InvalidArgument(f"{len(values)} values but {len(column)} {name}")
     # The common case in one pass at C speed; the slow pass below only finds whom to blame.
@@ -201,7 +223,10 @@ def check_values(
         key = keys[index] if keys else None
         if not isinstance(value, bytes) or not isinstance(key, bytes | None):
             raise InvalidArgument(f"values and keys are bytes; number {index} is not")
-        check_record_limits(value, key, headers[index] if headers else None, value_bytes_max)
+        about = headers[index] if headers else None
+        if not isinstance(about, dict | None):
+            raise InvalidArgument(f"headers map str names to bytes values; number {index} do not")
+        check_record_limits(value, key, about, value_bytes_max)
 
 
 def due_ms(delay: float | None, deliver_at: float | None, now: float) -> int:
@@ -209,11 +234,13 @@ def due_ms(delay: float | None, deliver_at: float | None, now: float) -> int:
     if delay is not None and deliver_at is not None:
         raise InvalidArgument("give either delay or deliver_at, not both")
     if deliver_at is not None:
-        delay = deliver_at - now
+        delay = check_number(deliver_at, "deliver_at") - now
+    elif delay is not None:
+        delay = check_number(delay, "delay")
     if delay is None or delay <= 0:
         return 0
-    if not delay <= DELAY_S_MAX:
-        raise InvalidArgument(f"a delay of {delay} seconds is over the limit of {DELAY_S_MAX:.0f}")
+    if delay > SECONDS_MAX:
+        raise InvalidArgument(f"a delay of {delay} seconds is over the limit of {SECONDS_MAX:.0f}")
     # Rounded up: a millisecond late is allowed, a millisecond early is not.
     return -int(-(now + delay) * 1000 // 1)
 
@@ -222,6 +249,6 @@ def expiry_ms(ttl: float | None, due: int, now: float) -> int:
     """When a message's time to live ends, in ms, counted from when it is due; 0 for never."""
     if ttl is None:
         return 0
-    if not 0 < ttl <= DELAY_S_MAX:
-        raise InvalidArgument(f"ttl must be more than 0 and at most {DELAY_S_MAX:.0f} seconds")
+    if not check_number(ttl, "ttl") > 0 or ttl > SECONDS_MAX:
+        raise InvalidArgument(f"ttl must be more than 0 and at most {SECONDS_MAX:.0f} seconds")
     return int((due or now * 1000) + ttl * 1000)

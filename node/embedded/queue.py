@@ -7,11 +7,20 @@ from pathlib import Path
 
 from raftq.client.wire.errors import InvalidArgument
 from raftq.client.wire.record import Headers
-from raftq.node.embedded.consume import check_seconds
+from raftq.node.embedded.check import check_count, check_seconds, check_text
+from raftq.node.embedded.consume import message_list
 from raftq.node.embedded.engine import DEFAULT_GROUP
 from raftq.node.embedded.message import Message
 from raftq.node.embedded.options import QueueOptions
-from raftq.node.embedded.publish import Draft, check_values, due_ms, expiry_ms, lane_of
+from raftq.node.embedded.publish import (
+    DEDUP_ID_CHARS_MAX,
+    Draft,
+    check_list,
+    check_values,
+    due_ms,
+    expiry_ms,
+    lane_of,
+)
 from raftq.node.embedded.steering import SteeredQueue
 from raftq.node.embedded.transaction import Transaction
 
@@ -100,8 +109,8 @@ class Queue(SteeredQueue):
             and headers is None and dedup_id is None
         ):  # fmt: skip
             return self._enqueue_plain(value, priority)
-        if dedup_id is not None and not (isinstance(dedup_id, str) and 0 < len(dedup_id) <= 1024):
-            raise InvalidArgument("a dedup_id is a text of 1 to 1024 characters")
+        if dedup_id is not None:
+            check_text(dedup_id, "a dedup_id", DEDUP_ID_CHARS_MAX)
         check_values([value], [key], [headers], self.options.value_bytes_max)
         now = self._clock()
         due = due_ms(delay, deliver_at, now)
@@ -128,6 +137,7 @@ class Queue(SteeredQueue):
         headers: Sequence[Headers | None] | None = None,
     ) -> list[str]:
         """Add many messages at once, far faster than one by one; returns their ids in order."""
+        values = check_list(values)
         check_values(values, keys, headers, self.options.value_bytes_max)
         now = self._clock()
         due = due_ms(delay, deliver_at, now)
@@ -140,8 +150,13 @@ class Queue(SteeredQueue):
 
         An exception in the block leaves everything as it was.
         """
+        with self._lock:
+            self._check_open()
         tx = Transaction(self.options, self._clock())
-        yield tx
+        try:
+            yield tx
+        finally:
+            tx.end()
         if not tx.drafts and not tx.acked:
             return
         with self._lock:
@@ -149,8 +164,14 @@ class Queue(SteeredQueue):
             now = self._clock()
             deliveries = self._consumer.ack_entries(tx.acked, now)
             self._consumer.keep_fired(tx.acked)
+            if tx.drafts:
+                # What is acked makes room for what is enqueued.
+                self._publisher.check_room(len(tx.drafts) - len(tx.acked), tx.size_bytes)
             appends, ids = self._encode_transaction(tx, int(now * 1000))
-            targets = self._engine.commit(appends, deliveries)
+            if appends:
+                targets = self._engine.commit(appends, deliveries)
+            else:
+                targets = [self._engine.write(deliveries)]
             self._engine.published += len(ids)
             self._wake_all()
         tx.ids = ids
@@ -181,13 +202,18 @@ class Queue(SteeredQueue):
 
         Each is hidden from others of its group until it is settled or its visibility ends.
         """
-        if not 0 < max_messages <= LEASE_RECORDS_MAX:
-            raise InvalidArgument(f"max_messages must be between 1 and {LEASE_RECORDS_MAX}")
+        if type(max_messages) is not int or not 0 < max_messages <= LEASE_RECORDS_MAX:
+            check_count(max_messages, "max_messages", LEASE_RECORDS_MAX)
         give_up = None if timeout is None else check_seconds(timeout, "timeout")
+        if visibility_timeout is not None:
+            check_seconds(visibility_timeout, "visibility_timeout", least=0.001)
         until = None
         with self._changed:
             while True:
                 found = self._lease(group, max_messages, visibility_timeout)
+                if self._consumer.unfinished:
+                    self._changed.wait(0.0)  # let others have the lock, then look on
+                    continue
                 if found or give_up == 0.0:
                     return found
                 moment = time.monotonic()  # noqa: TID251 - waiting for real threads
@@ -234,6 +260,9 @@ class Queue(SteeredQueue):
 
     def ack_batch(self, messages: Iterable[Message]) -> None:
         """Ack many at once; when one of them is no longer held, none is acked."""
+        if not isinstance(messages, list | tuple):
+            # What makes the messages may use the queue, so not under its lock.
+            messages = message_list(messages)
         with self._lock:
             self._check_open()
             targets = self._consumer.ack(messages, self._clock())
@@ -254,6 +283,8 @@ class Queue(SteeredQueue):
 
     def reject(self, message: Message, reason: str, error: str = "") -> None:
         """It can never succeed: make it a dead letter now."""
+        if not isinstance(reason, str) or not isinstance(error, str):
+            raise InvalidArgument("the reason and the error of a reject are text")
         self._settle_one(lambda now: self._consumer.reject(message, reason, error, now))
 
     def extend(self, message: Message, extension: float) -> None:

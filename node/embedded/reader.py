@@ -27,8 +27,6 @@ CHUNK_BYTES = 256 * 1024
 # Length, base offset and span of a batch: enough to pass over those of other lanes.
 _PLACE = Struct("<4xIq20xI")
 
-Range = tuple[int, int]
-
 
 class Columns:
     """One decoded batch; columns that the batch does not have are None."""
@@ -88,28 +86,25 @@ class LaneReader:
         self.has_expiries = False
         """Whether any message of the last read can expire."""
 
-    def read(self, start: int, end: int, held: Held) -> tuple[list[Message], list[Range]]:
-        """Messages of [start, end), and the sub-ranges that are damaged."""
+    def read(self, start: int, end: int, held: Held) -> list[Message]:
+        """Messages of [start, end) that can be read; the log knows of the others afterwards."""
         columns = self._columns
         if columns is not None and columns.base <= start and end <= columns.end:
             self.has_expiries = columns.expiries is not None
-            return columns.messages(start, end, held), []
+            return columns.messages(start, end, held)
         messages: list[Message] = []
-        damaged: list[Range] = []
         self.has_expiries = False
         while start < end:
             try:
                 columns = self._columns_at(start)
             except CorruptBatch:
-                after = min(max(self._log.next_readable(start), start + 1), end)
-                damaged.append((start, after))
-                start = after
+                start = max(self._log.next_readable(start), start + 1)
                 continue
             stop = min(end, columns.end)
             messages += columns.messages(start, stop, held)
             self.has_expiries = self.has_expiries or columns.expiries is not None
             start = stop
-        return messages, damaged
+        return messages
 
     def forget(self) -> None:
         """Drop what was read: the log was cut or rewritten."""
@@ -120,7 +115,12 @@ class LaneReader:
         columns = self._columns
         if columns is not None and columns.base <= offset < columns.end:
             return columns
-        batch = self._next_batch(offset)
+        try:
+            batch = self._next_batch(offset)
+        except CorruptBatch:
+            # Bad bytes, here or on the way here: the log finds out where, and remembers it.
+            self.forget()
+            batch = self._log.batch_at(offset)
         self._columns = columns = Columns(batch)
         self._position = batch.position + batch.length
         self._next_offset = columns.end
@@ -130,11 +130,18 @@ class LaneReader:
         """From the chunk in hand when the batch is further on in it, else from the log."""
         if 0 <= self._next_offset <= offset:
             position = self._position
-            while position < len(self._chunk):
+            while position + HEADER_BYTES <= len(self._chunk):
                 length, base, span = _PLACE.unpack_from(self._chunk, position)
                 if base + span > offset or length < HEADER_BYTES:
-                    return decode(self._chunk, position)
+                    return _holding(decode(self._chunk, position), offset)
                 position += length
         self._next_offset = -1
         self._chunk = self._log.read(offset, CHUNK_BYTES)
-        return decode(self._chunk, 0)
+        return _holding(decode(self._chunk, 0), offset)
+
+
+def _holding(batch: Batch, offset: int) -> Batch:
+    """The batch, if it is the one with the offset: what was passed over was not checked."""
+    if not batch.base_offset <= offset < batch.end_offset:
+        raise CorruptBatch(f"{batch.describe()} stands where offset {offset} is due")
+    return batch

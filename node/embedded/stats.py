@@ -25,7 +25,9 @@ def take_stats(engine: Engine, dead: DeadLetters) -> QueueStats:
         delayed=engine.delays.schedule.pending_count,
         dead=dead.count,
         settled=max(group.settled.prefix - start, 0) + group.settled.count_above,
-        damaged=sum(each.end - each.start for each in data.damaged),
+        damaged=sum(
+            each.end - each.start for log in engine.files.message_logs for each in log.damaged
+        ),
         lanes=lanes,
         groups={name: group_stats(each) for name, each in engine.state.groups.items()},
         counters=counters,

@@ -4,7 +4,14 @@ from raftq.client.wire.batch import validate
 from raftq.client.wire.errors import InvalidArgument, OffsetOutOfRange, UnknownCheckpoint
 from raftq.node.delivery.lanes import LANE_NAMES
 from raftq.node.embedded.browse import PEEK_MAX, browse, peek
-from raftq.node.embedded.consume import check_seconds
+from raftq.node.embedded.check import (
+    check_count,
+    check_limit,
+    check_number,
+    check_offset,
+    check_seconds,
+    check_text,
+)
 from raftq.node.embedded.engine import DEFAULT_GROUP
 from raftq.node.embedded.ledger import CHECKPOINT, FORGET
 from raftq.node.embedded.message import (
@@ -18,8 +25,6 @@ from raftq.node.embedded.message import (
 from raftq.node.embedded.opened import OpenQueue
 from raftq.node.embedded.stats import take_stats
 from raftq.node.storage.log import Log
-
-NAME_CHARS_MAX = 249
 
 
 class SteeredQueue(OpenQueue):
@@ -39,8 +44,8 @@ class SteeredQueue(OpenQueue):
         Waits up to `timeout` seconds (None: for ever) while the queue ends at that offset.
         Nothing is taken: these messages cannot be acked.
         """
-        if not 0 < max_messages <= PEEK_MAX:
-            raise InvalidArgument(f"browse shows 1 to {PEEK_MAX} messages")
+        check_offset(offset)
+        check_count(max_messages, "max_messages", PEEK_MAX)
         if timeout is not None:
             check_seconds(timeout, "timeout")
         with self._changed:
@@ -58,6 +63,7 @@ class SteeredQueue(OpenQueue):
 
     def delayed(self, limit: int = 1000) -> list[DelayedMessage]:
         """Messages that are not yet due, the next one first."""
+        check_limit(limit)
         with self._lock:
             self._check_open()
             line = self._engine.delays
@@ -94,12 +100,14 @@ class SteeredQueue(OpenQueue):
         self, *, reason: str | None = None, limit: int | None = None
     ) -> list[DeadLetter]:
         """Messages that were given up, oldest first."""
+        check_limit(limit)
         with self._lock:
             self._check_open()
             return self._dead.browse(reason, limit)
 
     def redrive(self, reason: str | None = None, limit: int | None = None) -> int:
         """Put dead letters back into the queue, each once; returns how many."""
+        check_limit(limit)
         with self._lock:
             self._check_open()
             count = self._dead.redrive(reason, limit, int(self._clock() * 1000))
@@ -112,12 +120,14 @@ class SteeredQueue(OpenQueue):
         """Forget all dead letters; returns how many there were."""
         with self._lock:
             self._check_open()
-            return self._dead.purge()
+            count = self._dead.purge()
+            target = (self._files.ledger, self._files.ledger.end_offset)
+        self._settle([target])
+        return count
 
     def checkpoint(self, name: str, *, group: str = DEFAULT_GROUP) -> int:
         """Remember, by name, the first message the group has not settled; returns its offset."""
-        if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS_MAX:
-            raise InvalidArgument(f"a checkpoint name has 1 to {NAME_CHARS_MAX} characters")
+        check_text(name, "a checkpoint name")
         with self._lock:
             self._check_open()
             offset = self._engine.known_group(group).settled.prefix
@@ -144,11 +154,18 @@ class SteeredQueue(OpenQueue):
         """
         if sum(place is not None for place in (offset, timestamp, checkpoint)) != 1:
             raise InvalidArgument("give exactly one of offset, timestamp and checkpoint")
+        if offset is not None:
+            check_offset(offset)
+        if timestamp is not None:
+            check_number(timestamp, "timestamp")
+        if checkpoint is not None:
+            check_text(checkpoint, "a checkpoint name")
         with self._lock:
             self._check_open()
             start = self._place(offset, timestamp, checkpoint)
             core = self._engine.group(group)
             target = self._engine.write([core.reset(start)])
+            self._engine.note_damage()
             self._wake_all()
         self._settle([target])
         return start
@@ -186,6 +203,7 @@ class SteeredQueue(OpenQueue):
 
     def delete_group(self, group: str) -> bool:
         """Forget a group and its progress; it no longer holds back the release of disk space."""
+        check_text(group, "a group name")
         if group == DEFAULT_GROUP:
             raise InvalidArgument("the default group cannot be deleted")
         with self._lock:
@@ -223,7 +241,6 @@ class SteeredQueue(OpenQueue):
             now = self._clock()
             found = take_stats(self._engine, self._dead)
             found.rates = self._keeper.rates(now)
-            found.damaged = max(found.damaged, self._consumer.damaged)
             return found
 
     def verify(self) -> list[str]:
@@ -236,7 +253,8 @@ class SteeredQueue(OpenQueue):
             with self._lock:
                 self._check_open()
                 _read_all(log)
-            problems += [f"{name}: {damage}" for damage in log.damaged]
+                self._engine.note_damage()
+                problems += [f"{name}: {damage}" for damage in log.damaged]
         return problems
 
     def _place(self, offset: int | None, timestamp: float | None, checkpoint: str | None) -> int:
@@ -249,7 +267,8 @@ class SteeredQueue(OpenQueue):
             # Retention may have dropped what the checkpoint pointed at: replay what is left.
             return max(known, data.start_offset)
         if timestamp is not None:
-            return data.offset_for_time(int(timestamp * 1000))
+            # Rounded, so that a message's own timestamp finds it.
+            return data.offset_for_time(round(timestamp * 1000))
         if offset is None or not data.start_offset <= offset <= data.end_offset:
             raise OffsetOutOfRange(
                 f"offset {offset} is not kept: the queue has "

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import groupby
 
-from raftq.client.wire.errors import InvalidArgument
+from raftq.client.wire.errors import InvalidArgument, TooLarge
 from raftq.client.wire.record import Headers
-from raftq.node.embedded.message import Message
+from raftq.node.embedded.consume import check_message, message_list
+from raftq.node.embedded.message import Message, record_bytes
 from raftq.node.embedded.options import QueueOptions
-from raftq.node.embedded.publish import Draft, check_values, due_ms, expiry_ms, lane_of
+from raftq.node.embedded.publish import Draft, check_list, check_values, due_ms, expiry_ms, lane_of
 
 TRANSACTION_BYTES_MAX = 32 * 1024 * 1024
 
@@ -21,7 +23,8 @@ class Transaction:
     def __init__(self, options: QueueOptions, now: float) -> None:
         self._options = options
         self._now = now
-        self._bytes = 0
+        self._over = False
+        self.size_bytes = 0
         self.drafts: list[Draft] = []
         self.acked: list[Message] = []
         self.ids: list[str] = []
@@ -38,48 +41,59 @@ class Transaction:
         ttl: float | None = None,
         headers: Headers | None = None,
     ) -> None:
+        self._check_running()
         check_values([value], [key], [headers], self._options.value_bytes_max)
-        self._bytes += len(value)
-        if self._bytes > TRANSACTION_BYTES_MAX:
-            raise InvalidArgument(f"a transaction holds at most {TRANSACTION_BYTES_MAX} bytes")
         due = due_ms(delay, deliver_at, self._now)
-        self.drafts.append(
-            Draft(
-                [value],
-                None if key is None else [key],
-                [headers] if headers else None,
-                lane_of(priority),
-                due,
-                expiry_ms(ttl, due, self._now),
-            )
+        draft = Draft(
+            [value],
+            None if key is None else [key],
+            # A copy: the caller may change its headers for the next message before the commit.
+            [dict(headers)] if headers else None,
+            lane_of(priority),
+            due,
+            expiry_ms(ttl, due, self._now),
         )
+        size = self.size_bytes + record_bytes(value, key, headers)
+        if size > TRANSACTION_BYTES_MAX:
+            raise TooLarge(f"a transaction holds at most {TRANSACTION_BYTES_MAX} bytes")
+        self.size_bytes = size
+        self.drafts.append(draft)
 
     def enqueue_batch(self, values: Iterable[bytes], *, priority: str | int = "normal") -> None:
-        for value in values:
+        for value in check_list(values):
             self.enqueue(value, priority=priority)
 
     def ack(self, message: Message) -> None:
+        self._check_running()
+        check_message(message)
         self.acked.append(message)
 
     def ack_batch(self, messages: Iterable[Message]) -> None:
-        self.acked.extend(messages)
+        self._check_running()
+        self.acked.extend(message_list(messages))
+
+    def end(self) -> None:
+        """Nothing more is taken: it would never be committed."""
+        self._over = True
+
+    def _check_running(self) -> None:
+        if self._over:
+            raise InvalidArgument("the transaction is over; open another one")
 
 
 def merge_drafts(drafts: list[Draft]) -> list[Draft]:
     """Neighbours that can share a batch, joined; the order stays."""
     merged: list[Draft] = []
-    for draft in drafts:
-        last = merged[-1] if merged else None
-        if last is not None and _alike(last, draft):
-            keys = [*(last.keys or [None] * len(last.values)), *(draft.keys or [None])]
-            headers = [*(last.headers or [None] * len(last.values)), *(draft.headers or [None])]
-            last.values = [*last.values, *draft.values]
-            last.keys = keys if any(key is not None for key in keys) else None
-            last.headers = headers if any(headers) else None
-        else:
-            merged.append(replace(draft))
+    for _, alike in groupby(drafts, key=lambda d: (d.lane, d.deliver_at_ms, d.expires_at_ms)):
+        rows = list(alike)
+        keys = [key for row in rows for key in row.keys or [None]]
+        headers = [each for row in rows for each in row.headers or [None]]
+        merged.append(
+            replace(
+                rows[0],
+                values=[value for row in rows for value in row.values],
+                keys=keys if any(key is not None for key in keys) else None,
+                headers=headers if any(headers) else None,
+            )
+        )
     return merged
-
-
-def _alike(a: Draft, b: Draft) -> bool:
-    return (a.lane, a.deliver_at_ms, a.expires_at_ms) == (b.lane, b.deliver_at_ms, b.expires_at_ms)

@@ -45,6 +45,8 @@ class Checkpoint:
     flushed_offset: int = 0
     start_offset: int = 0
     clean: bool = False
+    sure: bool = False
+    """Not stored: whether no newer slot can have been lost to damage."""
 
 
 def encode_slot(checkpoint: Checkpoint) -> bytes:
@@ -100,7 +102,10 @@ class CheckpointFile:
 
 
 def open_checkpoint(disk: Disk, directory: str) -> tuple[CheckpointFile, Checkpoint | None]:
-    """The file, created when missing, and its newest valid slot."""
+    """The file, created when missing, and its newest valid slot.
+
+    A slot whose predecessor is there as well is `sure`: otherwise it may be that predecessor.
+    """
     path = f"{directory}/{NAME}"
     file = disk.open(path, create=True)
     try:
@@ -113,4 +118,7 @@ def open_checkpoint(disk: Disk, directory: str) -> tuple[CheckpointFile, Checkpo
         file.close()
         raise
     newest = max(slots, key=lambda slot: slot.sequence, default=None)
-    return CheckpointFile(file, newest.sequence if newest is not None else 0), newest
+    if newest is None:
+        return CheckpointFile(file, 0), None
+    sure = newest.sequence == 1 or len(slots) == 2
+    return CheckpointFile(file, newest.sequence), replace(newest, sure=sure)

@@ -280,6 +280,16 @@ class RealLock:
             self._fd = None
 
 
+def _write_owner(fd: int) -> None:
+    """Say who holds the lock; on a full disk nobody can, and the lock holds all the same."""
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+
+
 class RealDisk:
     """The file system of this machine."""
 
@@ -355,8 +365,7 @@ class RealDisk:
             raise storage_error(error, "lock", path) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            _write_owner(fd)
         except BlockingIOError:
             owner = os.pread(fd, _LOCK_BYTES_MAX, 0).decode("ascii", "replace").strip()
             os.close(fd)

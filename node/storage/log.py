@@ -261,7 +261,9 @@ class Log:
         if offset == self.end_offset:
             return b""
         self._check_range(offset)
-        return self._reader.read(offset, bytes_max)[2]
+        segment, _, position, data = self._reader.read(offset, bytes_max)
+        self._page_cache.note_read(segment, position, len(data))
+        return data
 
     def batch_at(self, offset: int) -> Batch:
         """The checked batch that holds the offset."""
@@ -287,7 +289,8 @@ class Log:
         while offset < end:
             try:
                 self._check_range(offset)
-                segment, index, data = self._reader.read(offset, bytes_per_read)
+                segment, index, position, data = self._reader.read(offset, bytes_per_read)
+                self._page_cache.note_read(segment, position, len(data))
                 at = 0
                 while at < len(data) and offset < end:
                     try:
@@ -363,7 +366,7 @@ class Log:
 
     def count_from(self, lane: int, offset: int) -> int:
         """How many records of the lane are at or above the offset."""
-        offset = max(offset, self.start_offset)
+        offset = max(offset, self.start_offset, self.segments.bases[0])
         index = self._index
         assert index.lanes is not None, "this log keeps no lanes"
         count = index.lanes[lane].count_from(offset)

@@ -81,22 +81,25 @@ class Reader:
         for damage in probe.damaged:
             index.insert_damage(damage)
 
-    def read(self, offset: int, bytes_max: int) -> tuple[Segment, SegmentIndex, bytes]:
-        """Whole batches from the one that holds the offset, at least one, of one segment."""
+    def read(self, offset: int, bytes_max: int) -> tuple[Segment, SegmentIndex, int, bytes]:
+        """(segment, its index, position, bytes): whole batches from the one that holds the offset.
+
+        At least one, and of one segment.
+        """
         segment, index, position = self.find(offset)
         file = self.segments.file_of(segment)
         limit = index.damage_position_from(position) if index.damaged else index.size
         end = position + bytes_max
         if end >= limit:
-            return segment, index, file.read(position, limit - position)
+            return segment, index, position, file.read(position, limit - position)
         entry = index.last_entry_until(end)
         if entry > position:
-            return segment, index, file.read(position, entry - position)
-        return segment, index, _read_within_block(file, position, bytes_max, limit)
+            return segment, index, position, file.read(position, entry - position)
+        return segment, index, position, _read_within_block(file, position, bytes_max, limit)
 
     def batch_at(self, offset: int) -> Batch:
         """The checked batch that holds the offset."""
-        segment, index, data = self.read(offset, 1)
+        segment, index, _, data = self.read(offset, 1)
         try:
             batch = decode(data)
             if batch.base_offset <= offset < batch.end_offset:

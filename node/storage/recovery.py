@@ -85,11 +85,11 @@ class _Recovery:
         start = self._slot.start_offset if self._slot is not None else 0
         segments = self._segments
         try:
-            bases = self._remove_old(self._tidy(), start)
+            bases = self._remove_old(self._tidy(), start, checkpoint)
             for number, base in enumerate(bases[:-1]):
                 self._open_sealed(base, bases[number + 1])
             if bases:
-                start = max(start, bases[0])
+                start = self._open_first(bases[0], start)
                 self._open_last(bases[-1])
             else:
                 self._start_empty(start)
@@ -118,14 +118,24 @@ class _Recovery:
         self._disk.remove(f"{self._directory}/{name}")
         self._report.removed_files.append(name)
 
-    def _remove_old(self, bases: list[int], start: int) -> list[int]:
+    def _remove_old(self, bases: list[int], start: int, checkpoint: CheckpointFile) -> list[int]:
         """Finish an interrupted removal of segments below the start."""
+        if self._slot is not None and len(bases) > 1 and bases[1] <= start:
+            # The start may not be durable yet; without it these segments would look lost.
+            checkpoint.write(self._slot, sync=True)
         while len(bases) > 1 and bases[1] <= start:
             name = f"{bases.pop(0):020d}"
             if self._disk.exists(f"{self._directory}/{name}.index"):
                 self._remove(f"{name}.index")
             self._remove(f"{name}.log")
         return bases
+
+    def _open_first(self, base: int, start: int) -> int:
+        """Where the log starts. Segments go only after the checkpoint says so: others are lost."""
+        if start < base and self._slot is not None and self._slot.sure:
+            self._add_gap(start, base, f"{self._directory}/{start:020d}.log")
+            return start
+        return max(start, base)
 
     def _open_sealed(self, base: int, next_base: int) -> None:
         segment = Segment(self._directory, base, self._segments.new_index(base))

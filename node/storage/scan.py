@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from crc32c import crc32c
 
 from raftq.client.wire.batch import (
+    BATCH_BYTES_MAX,
     FLAG_OFFSET_DELTAS,
     HEADER_BYTES,
     MAGIC,
@@ -28,6 +29,7 @@ from raftq.node.storage.header import (
 from raftq.node.storage.index import SegmentIndex
 
 WINDOW_BYTES = 4 * 1024 * 1024
+_LENGTH_AT = 4
 _NEEDLE = MAGIC + bytes([VERSION])
 
 
@@ -152,8 +154,8 @@ def _add_sparse(index: SegmentIndex, window: bytes, at: int) -> bool:
 def resync(file: File, position: int, end: int, expected: int) -> tuple[int, int] | None:
     """(position, base_offset) of the first good batch after bad bytes at `position`.
 
-    A header whose stamp holds vouches for its length, so the search starts behind that batch:
-    bytes inside a record that look like a batch are not mistaken for one.
+    The search starts behind the bad batch where its length can be known: a record may hold a
+    batch (a dead letter does), and that must not be mistaken for one of this log.
     """
     front = read_front(file.read(position, HEADER_BYTES), 0)
     if front is not None:
@@ -161,7 +163,7 @@ def resync(file: File, position: int, end: int, expected: int) -> tuple[int, int
             return position, front.base_offset
         position += front.length
     else:
-        position += 1
+        position += _proven_length(file, position, end) or 1
     while position + HEADER_BYTES <= end:
         window = file.read(position, _window(end - position, 0))
         at = window.find(_NEEDLE)
@@ -173,6 +175,29 @@ def resync(file: File, position: int, end: int, expected: int) -> tuple[int, int
             at = window.find(_NEEDLE, at + 1)
         # A header may lie across the end of this window.
         position += max(len(window) - HEADER_BYTES + 1, 1)
+    return None
+
+
+def _proven_length(file: File, position: int, end: int) -> int | None:
+    """The length of a batch with a bad stamp, where a checksum still proves it.
+
+    Damage outside the length leaves a body that matches its own checksum; one flipped bit inside
+    the length is the one that makes the stamp right again.
+    """
+    header = file.read(position, HEADER_BYTES)
+    if len(header) < HEADER_BYTES:
+        return None
+    _, _, _, length, _, _, stamp_crc, crc, *_ = HEADER.unpack_from(header)
+    length_max = min(end - position, BATCH_BYTES_MAX)
+    if HEADER_BYTES <= length <= length_max:
+        body = file.read(position + FACTS_AT, length - FACTS_AT)
+        if crc32c(body) == crc:
+            return int(length)
+    for bit in range(32):
+        other = int(length) ^ 1 << bit
+        front = header[:_LENGTH_AT] + other.to_bytes(4, "little") + header[8:STAMP_CRC_AT]
+        if HEADER_BYTES <= other <= length_max and crc32c(front) == stamp_crc:
+            return other
     return None
 
 

@@ -143,7 +143,8 @@ class Segments:
         segment = self.items[-1]
         index = segment.facts
         assert isinstance(index, SegmentIndex)
-        write_index(self._disk, segment, index)
+        # On a full disk without: rolling is how a log comes to drop what nobody needs.
+        write_index_if_room(self._disk, segment, index)
 
     def summarize_sealed(self) -> None:
         """Keep only the summary of the segment before the active one."""

@@ -377,8 +377,7 @@ def test_full_disk_refuses_appends_keeps_reads_and_recovers(tmp_path: Path) -> N
             log.append(encode_one(b"refused", 0))
         with pytest.raises(DiskFull):
             log.append_many([encode_one(b"refused", 0)] * 2)
-        with pytest.raises(DiskFull):
-            log.roll()
+        log.roll()  # without its index, which can be made later: so what is settled can be dropped
     assert log.end_offset == 50
     check_whole(log)
     disk.full = False
