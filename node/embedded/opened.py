@@ -19,6 +19,7 @@ from raftq.client.wire.errors import (
     InvalidArgument,
     LeaseLost,
     QueueClosed,
+    RaftqError,
     StorageError,
     StorageFailed,
     TooLarge,
@@ -32,10 +33,11 @@ from raftq.node.embedded.files import open_files
 from raftq.node.embedded.keeper import Keeper
 from raftq.node.embedded.message import Message
 from raftq.node.embedded.options import QueueOptions
-from raftq.node.embedded.publish import Draft, Publisher, ids_of, lane_of
+from raftq.node.embedded.publish import Draft, Publisher, Single, ids_of, lane_of
 from raftq.node.embedded.transaction import Transaction, merge_drafts
 from raftq.node.storage.disk import Disk, RealDisk
 from raftq.node.storage.flusher import Flusher
+from raftq.node.storage.turns import Turns
 
 logger = logging.getLogger("raftq.queue")
 
@@ -65,6 +67,7 @@ class OpenQueue:
         self._closed = False
         self._lanes: dict[str | int, int] = {name: lane for lane, name in enumerate(LANE_NAMES)}
         self._always = options.fsync == "always"
+        self._together = Turns(self._append_together)
         now = clock()
         name = Path(self.path).resolve().name
         self._files = open_files(disk or RealDisk(), self.path, options, int(now * 1000), flusher)
@@ -145,15 +148,37 @@ class OpenQueue:
             raise TooLarge(
                 f"a value of {len(value)} bytes is over the limit of {self.options.value_bytes_max}"
             )
+        if self._always:
+            return self._enqueue_together(Single(value, lane))
         with self._lock:
             if self._closed:
                 self._check_open()
             offset = self._publisher.publish_one(value, lane, int(self._clock() * 1000))
             if self._waiters or self._listeners:
                 self._wake_all()
-        if self._always:
-            self._files.flusher.wait([(self._files.data, offset + 1)])
         return str(offset)
+
+    def _enqueue_together(self, message: Single) -> str:
+        """Under `always`, threads that enqueue at the same time share one write and one fsync."""
+        self._together.take(message)
+        if message.error is not None:
+            raise message.error
+        assert message.offset >= 0, "whoever appended for this thread was interrupted"
+        return str(message.offset)
+
+    def _append_together(self, messages: list[Single]) -> None:
+        try:
+            with self._lock:
+                self._check_open()
+                self._publisher.publish_singles(messages, int(self._clock() * 1000))
+                if self._waiters or self._listeners:
+                    self._wake_all()
+            end = max(message.offset for message in messages) + 1
+            if end:
+                self._files.flusher.wait([(self._files.data, end)])
+        except RaftqError as error:
+            for message in messages:
+                message.error = message.error or error
 
     def _publish(self, draft: Draft, now: float) -> list[str]:
         with self._lock:

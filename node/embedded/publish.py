@@ -4,6 +4,7 @@ Values arrive here from users, so this is where arguments, limits and the room l
 whatever is refused is refused before anything is written.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -11,12 +12,14 @@ from typing import Any
 
 from raftq.client.wire.batch import LANE_NORMAL, encode, encode_one
 from raftq.client.wire.codecs import CODECS
-from raftq.client.wire.errors import InvalidArgument, QueueFull, TooLarge
+from raftq.client.wire.errors import DiskFull, InvalidArgument, QueueFull, RaftqError, TooLarge
 from raftq.client.wire.record import Headers, check_record_limits
 from raftq.node.delivery.lanes import LANE_NAMES
 from raftq.node.embedded.check import SECONDS_MAX, check_number
 from raftq.node.embedded.engine import Engine, Target
 from raftq.node.embedded.message import delayed_id, record_bytes
+
+logger = logging.getLogger("raftq.queue")
 
 BATCH_BYTES_TARGET = 1024 * 1024
 BATCH_RECORDS_MAX = 10_000
@@ -44,6 +47,18 @@ class Draft:
         return list(map(record_bytes, self.values, self.keys or nothing, self.headers or nothing))
 
 
+class Single:
+    """A plain message of one thread, and what became of it."""
+
+    __slots__ = ("error", "lane", "offset", "value")
+
+    def __init__(self, value: bytes, lane: int) -> None:
+        self.value = value
+        self.lane = lane
+        self.offset = -1
+        self.error: RaftqError | None = None
+
+
 class Publisher:
     """Appends drafts to the data log, or to the delays log when they are not yet due."""
 
@@ -63,6 +78,29 @@ class Publisher:
             self.check_room(1, len(value))
         self._engine.published += 1
         return engine.files.data.append(encode_one(value, now_ms, lane))
+
+    def publish_singles(self, messages: list[Single], now_ms: int) -> None:
+        """Append plain messages of several threads with one write; each gets its offset or error.
+
+        When the group as a whole is refused, each is tried alone: some may still fit.
+        """
+        engine = self._engine
+        if not self._limited and engine.unapplied is None and not engine.files.reserve_missing:
+            batches = [encode_one(one.value, now_ms, one.lane) for one in messages]
+            try:
+                bases = engine.files.data.append_many(batches)
+            except DiskFull as error:
+                logger.debug("queue=%s event=group_refused error=%s", engine.name, error)
+            else:
+                engine.published += len(messages)
+                for one, base in zip(messages, bases, strict=True):
+                    one.offset = base
+                return
+        for one in messages:
+            try:
+                one.offset = self.publish_one(one.value, one.lane, now_ms)
+            except RaftqError as error:
+                one.error = error
 
     def publish(self, draft: Draft, now_ms: int) -> tuple[list[str], list[Target]]:
         """Append a draft; returns its ids and what must be synced for it to be durable."""

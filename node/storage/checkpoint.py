@@ -49,12 +49,12 @@ class Checkpoint:
     """Not stored: whether no newer slot can have been lost to damage."""
 
 
-def encode_slot(checkpoint: Checkpoint) -> bytes:
+def encode_slot(checkpoint: Checkpoint, sequence: int) -> bytes:
     slot = _SLOT.pack(
         MAGIC,
         VERSION,
         _FLAG_CLEAN if checkpoint.clean else 0,
-        checkpoint.sequence,
+        sequence,
         checkpoint.segment_base,
         checkpoint.position,
         checkpoint.flushed_offset,
@@ -92,7 +92,7 @@ class CheckpointFile:
 
     def write(self, checkpoint: Checkpoint, sync: bool = False) -> None:
         self._sequence += 1
-        slot = encode_slot(replace(checkpoint, sequence=self._sequence))
+        slot = encode_slot(checkpoint, self._sequence)
         self._file.write_at((self._sequence & 1) * SLOT_BYTES, slot)
         if sync:
             self._file.sync()

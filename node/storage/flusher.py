@@ -1,11 +1,11 @@
-"""Group commit: one thread that syncs logs for everybody who waits. (Shell.)
+"""Group commit: one sync for everybody who waits. (Shell.)
 
 While one round of syncs is under way, others queue up behind it; the next round covers all of them
 with one sync per log. Within a round logs are synced in the order of `add`, one after the other, so
 an owner that adds its data log before its ledger never has a durable ledger entry about data that
 is not.
 
-With an interval the thread also syncs every log that has something to sync, that often. A failed
+With an interval a thread also syncs every log that has something to sync, that often. A failed
 sync fails every waiter of that log with StorageFailed; the other logs go on.
 """
 
@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from raftq.client.wire.errors import RaftqError, StorageFailed
 from raftq.node.storage.log import Log
+from raftq.node.storage.turns import Turns
 
 Targets = Sequence[tuple[Log, int]]
 Callback = Callable[[RaftqError | None], None]
@@ -29,6 +30,10 @@ class Flusher:
         self._waiting: list[tuple[Targets, Callback]] = []
         self._changed = threading.Condition()
         self._busy: Log | None = None
+        self._removers = 0
+        self._turns = Turns(self._serve)
+        # One round at a time, whoever runs it.
+        self._rounds = threading.Lock()
         self._closed = False
         self._thread: threading.Thread | None = None
         self.rounds = 0
@@ -46,7 +51,9 @@ class Flusher:
         """Forget the log; on return no sync of it is under way here."""
         with self._changed:
             self._logs = [other for other in self._logs if other is not log]
+            self._removers += 1
             self._changed.wait_for(lambda: self._busy is not log)
+            self._removers -= 1
 
     def submit(self, targets: Targets, callback: Callback) -> None:
         """Call back from the flusher's thread once every log is durable up to its target.
@@ -65,19 +72,18 @@ class Flusher:
         callback(StorageFailed("the flusher is closed"))
 
     def wait(self, targets: Targets) -> None:
-        """Return once every log is durable up to its target."""
-        done = threading.Lock()
-        done.acquire()
-        errors: list[RaftqError | None] = []
+        """Return once every log is durable up to its target; the caller may run the round."""
+        if any(log.flushed_offset < target for log, target in targets):
+            self._turns.take(targets)
+            error = _missed(targets)
+            if error is not None:
+                raise error
 
-        def finish(error: RaftqError | None) -> None:
-            errors.append(error)
-            done.release()
-
-        self.submit(targets, finish)
-        done.acquire()
-        if errors[0] is not None:
-            raise errors[0]
+    def _serve(self, waiting: list[Targets]) -> None:
+        with self._changed:
+            asked = {id(log) for targets in waiting for log, _ in targets}
+            logs = [log for log in self._logs if id(log) in asked and not self._closed]
+        self._round(logs)
 
     def close(self) -> None:
         """Serve who is waiting, then end the thread."""
@@ -100,28 +106,32 @@ class Flusher:
                 asked = {id(log) for targets, _ in waiting for log, _ in targets}
                 logs = [log for log in logs if id(log) in asked]
             self._round(logs)
-            self._answer(waiting)
+            for targets, callback in waiting:
+                callback(_missed(targets))
 
     def _round(self, logs: list[Log]) -> None:
-        self.rounds += 1
-        for log in logs:
-            with self._changed:
-                if log not in self._logs:
-                    continue
-                self._busy = log
-            # The log remembers its failure; `_answer` tells those who wait for it.
-            with suppress(RaftqError):
-                if log.failure is None and log.flushed_offset < log.end_offset:
-                    log.begin_sync().run()
-            with self._changed:
-                self._busy = None
-                self._changed.notify_all()
+        with self._rounds:
+            self.rounds += 1
+            for log in logs:
+                with self._changed:
+                    if log not in self._logs:
+                        continue
+                    self._busy = log
+                # The log remembers its failure; those who wait for it are told.
+                with suppress(RaftqError):
+                    if log.failure is None and log.flushed_offset < log.end_offset:
+                        log.begin_sync().run()
+                with self._changed:
+                    self._busy = None
+                    # Only for them: a needless wake-up costs more than the rest of a round.
+                    if self._removers:
+                        self._changed.notify_all()
 
-    def _answer(self, waiting: list[tuple[Targets, Callback]]) -> None:
-        for targets, callback in waiting:
-            error: RaftqError | None = None
-            for log, target in targets:
-                if log.flushed_offset < target and error is None:
-                    why = log.failure or "it was truncated or removed"
-                    error = StorageFailed(f"{log.directory} is not synced to {target}: {why}")
-            callback(error)
+
+def _missed(targets: Targets) -> RaftqError | None:
+    """Why these targets were not reached; None when they were."""
+    for log, target in targets:
+        if log.flushed_offset < target:
+            why = log.failure or "it was truncated or removed, or the flusher is closed"
+            return StorageFailed(f"{log.directory} is not synced to {target}: {why}")
+    return None

@@ -255,8 +255,7 @@ class Log:
     def read(self, offset: int, bytes_max: int) -> bytes:
         """Raw batches from the one that holds `offset`, whole, at least one, of one segment.
 
-        Empty at the end of the log. The bytes carry their own checksums, which the reader of them
-        checks.
+        Empty at the end of the log. Their checksums are for whoever decodes them.
         """
         if offset == self.end_offset:
             return b""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import queuefaults as faults
-from queuefaults import HARMS, Survey
+from queuefaults import HARMS, START, Survey
 
 from raftq.node.embedded.options import QueueOptions
 
@@ -80,9 +80,8 @@ def test_flipped_header_in_the_middle_of_a_sealed_segment_costs_one_batch(
     """The consumer reads ahead: the bad header lies inside bytes that it already holds."""
     file = faults.segment_files(copy, "data")[2]
     position, start, end = faults.batch_positions(file)[4]
-    faults.flip(lambda size: position + 5)(file)
-
     with faults.open_queue(copy) as queue:
+        faults.flip(lambda size: position + 5)(file)  # now, so that opening does not see it
         got = {}
         while messages := queue.dequeue_batch(records):
             got.update((message.offset, message.value) for message in messages)
@@ -185,8 +184,8 @@ def test_settled_prefix_passes_damage_so_that_space_is_released(copy: Path) -> N
 def test_new_group_and_replay_pass_damage_as_well(copy: Path) -> None:
     faults.delete(faults.segment_files(copy, "data")[1])
     with faults.open_queue(copy) as queue:
+        queue.replay_from(offset=0)
         for group in ("default", "fresh"):
-            queue.replay_from(offset=0, group=group)
             got = [offset for offset, _ in faults.drain(queue, group, {})]
             assert got == [o for o in range(queue.stats().end_offset) if not 25 <= o < 49]
         queue.delete_group("audit")
@@ -219,3 +218,76 @@ def test_missing_files_are_reported_and_no_offset_is_given_out_twice(
     assert found.damaged >= end
     if "first" in kind:
         assert found.plain == healthy.plain
+
+
+def sealed(path: Path, lanes: list[str], size: int = 5) -> list[tuple[int, int, int]]:
+    """A sealed segment with one batch for each lane named; its batches."""
+    with faults.open_queue(path) as queue:
+        for number, lane in enumerate(lanes):
+            values = [b"%d-%d" % (number, n) for n in range(size)]
+            queue.enqueue_batch(values, priority=lane)
+        queue._files.data.roll()
+    return faults.batch_positions(faults.segment_files(path, "data")[0])
+
+
+def test_batch_that_claims_fewer_records_does_not_pass_the_next_one_off_as_its_own(
+    tmp_path: Path,
+) -> None:
+    """
+    1. Three batches of five; [5, 8) is settled. 2. One bit makes the second batch claim one record.
+    3. The consumer, coming from the first batch, asks for offset 8.
+    """
+    path = tmp_path / "queue"
+    batches = sealed(path, ["normal"] * 3)
+    with faults.open_queue(path) as queue:
+        queue.ack_batch(queue.dequeue_batch(8)[5:])
+    with faults.open_queue(path) as queue:
+        faults.flip(lambda size: batches[1][0] + 36, bit=2)(faults.segment_files(path, "data")[0])
+        got = []
+        while message := queue.dequeue():
+            got.append((message.offset, message.value))
+            queue.ack(message)
+        assert got == [(n, b"0-%d" % n) for n in range(5)] + [
+            (10 + n, b"2-%d" % n) for n in range(5)
+        ]
+
+
+@pytest.mark.parametrize("beyond", range(-70, 10, 5))
+def test_wrong_length_in_a_batch_of_another_lane_does_not_disturb_this_one(
+    tmp_path: Path, beyond: int
+) -> None:
+    """The length leads the reader of the normal lane to a place near the end of what it holds."""
+    path = tmp_path / "queue"
+    batches = sealed(path, ["normal", "high", "normal"])
+    file = faults.segment_files(path, "data")[0]
+    data = bytearray(file.read_bytes())
+    at = batches[1][0]
+    data[at + 4 : at + 8] = (len(data) - at + beyond).to_bytes(4, "little")
+    with faults.open_queue(path) as queue:
+        file.write_bytes(data)
+        got = sorted(faults.drain(queue, "default", {}))
+        assert [offset for offset, _ in got] == [*range(5), *range(10, 15)]
+        assert faults.damaged_ranges(queue)["data"] == [(5, 10)]
+
+
+def test_message_behind_a_flood_of_expired_or_damaged_ones_is_found_at_once(
+    tmp_path: Path,
+) -> None:
+    """Every second message is unreadable, the others have expired: one call gets past them all."""
+    path = tmp_path / "queue"
+    with faults.open_queue(path) as queue:
+        for number in range(400):
+            queue.enqueue(b"%d" % number, ttl=10.0)
+        queue.enqueue(b"alive")
+        queue._files.data.roll()
+    for file in faults.segment_files(path, "data")[:-1]:
+        data = bytearray(file.read_bytes())
+        for position, start, _ in faults.batch_positions(file):
+            if start % 2 and start < 400:
+                data[position + 60] ^= 1
+        file.write_bytes(data)
+    with faults.open_queue(path, START + 20) as queue:
+        message = queue.dequeue()
+        assert message is not None
+        assert message.value == b"alive"
+        assert queue.stats().damaged == 200

@@ -14,7 +14,7 @@ import queuefaults as faults
 from queuefaults import START, Clock
 
 from raftq.client.wire.batch import Buffer
-from raftq.client.wire.errors import DiskFull, LeaseLost, StorageError
+from raftq.client.wire.errors import DirectoryLocked, DiskFull, LeaseLost, StorageError
 from raftq.node.embedded import Queue
 from raftq.node.embedded.options import QueueOptions
 from raftq.node.storage.disk import Disk, File, RealDisk, RealFile, storage_error
@@ -44,7 +44,7 @@ class QuotaFile(RealFile):
         raise storage_error(OSError(errno.ENOSPC, "no space left"), "append to", self._path)
 
     def write_at(self, position: int, data: Buffer) -> None:
-        if max(position + len(data) - self.size, 0) > self.disk.room():
+        if position + len(data) > self.size + max(self.disk.room(), 0):
             raise storage_error(OSError(errno.ENOSPC, "no space left"), "write to", self._path)
         super().write_at(position, data)
 
@@ -71,6 +71,9 @@ class QuotaDisk(RealDisk):
 
     def free_bytes(self, directory: str) -> int:
         return max(self.room(), 0)
+
+    def sync_directory(self, path: str) -> None:
+        pass
 
 
 class Medium:
@@ -209,6 +212,17 @@ def test_close_and_reopen_work_on_a_full_disk(medium: Medium) -> None:
         again.enqueue(b"works")
 
 
+def test_full_disk_without_room_for_the_owner_of_the_lock_is_opened(medium: Medium) -> None:
+    with medium.open() as queue:
+        queue.enqueue_batch(numbered(50))
+    (medium.path / "lock").unlink()
+    medium.set_full(True)
+    with medium.open() as queue:
+        with pytest.raises(DirectoryLocked):
+            medium.open()
+        assert len(faults.drain(queue, "default", {})) == 50
+
+
 def test_open_without_a_reserve_on_a_full_disk_works_or_says_so(medium: Medium) -> None:
     options = QueueOptions(fsync="none", segment_bytes=16 * KIB, reserve_bytes=0)
     with medium.open(options) as queue:
@@ -232,6 +246,26 @@ def test_open_without_a_reserve_on_a_full_disk_works_or_says_so(medium: Medium) 
     medium.set_full(False)
     with medium.open(options) as queue:
         assert queue.stats().settled_offset == settled
+
+
+class BoastfulDisk(QuotaDisk):
+    """A disk that claims more room than it has, as one with other users does a moment later."""
+
+    def free_bytes(self, directory: str) -> int:
+        return 10**9
+
+
+def test_reserve_that_does_not_fit_leaves_no_part_of_itself(tmp_path: Path) -> None:
+    disk = BoastfulDisk(tmp_path, 100 * KIB)
+    options = QueueOptions(fsync="none", reserve_bytes=200 * KIB)
+    medium = Medium(tmp_path, disk, lambda full: None)
+    with medium.open(options) as queue:
+        with pytest.raises(DiskFull):
+            queue.enqueue(b"x")
+        assert disk.room() > 90 * KIB
+        disk.quota = 400 * KIB
+        queue.enqueue(b"x")
+        assert (medium.path / "reserve").stat().st_size == 200 * KIB
 
 
 def test_first_open_on_a_full_disk_is_refused_and_works_later(medium: Medium) -> None:

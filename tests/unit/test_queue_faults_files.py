@@ -8,13 +8,11 @@ import queuefaults as faults
 from queuefaults import HARMS, LATER, OPTIONS, START, Survey
 
 from raftq.client.wire.errors import StorageError
+from raftq.node.embedded import delays
 from raftq.node.embedded.options import QueueOptions
 
 CACHES = [
     "data/00000000000000000000.index",
-    "data/00000000000000000049.index",
-    "delays/00000000000000000000.index",
-    "dead/00000000000000000000.index",
     "ledger/00000000000000000000.index",
     "data/checkpoint",
     "delays/checkpoint",
@@ -169,10 +167,11 @@ def test_old_copy_of_a_file_loses_nothing_that_it_did_not_hold(
 
 
 def test_old_delay_snapshot_that_names_dropped_records_does_not_stop_delivery(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. One record is due far ahead, many are done. 2. Their records and marks are dropped.
+    """1. One record is due far ahead, many are done. 2. All that tells of these is dropped.
     3. The snapshot from before comes back: it says they are pending."""
+    monkeypatch.setattr(delays, "COMPACT_BYTES_MIN", 1)
     path = tmp_path / "queue"
     options = QueueOptions(fsync="none", segment_bytes=4096, reserve_bytes=0)
     with faults.open_queue(path, options=options) as queue:
@@ -183,12 +182,39 @@ def test_old_delay_snapshot_that_names_dropped_records_does_not_stop_delivery(
         old = (path / "delays.snapshot").read_bytes()
         queue._clock.now = START + 20  # type: ignore[attr-defined]
         assert len(faults.drain(queue, "default", {})) == 60
+        queue._files.delays.roll()
+        queue.compact()
     (path / "delays.snapshot").write_bytes(old)
     with faults.open_queue(path, START + 30, options) as queue:
         faults.works_on(queue)
         assert [one.value for one in queue.delayed()] == [b"far"]
     with faults.open_queue(path, START + 200_000, options) as queue:
         assert [value for _, value in faults.drain(queue, "default", {})] == [b"far"]
+
+
+@pytest.mark.parametrize("log", ["data", "delays", "dead"])
+def test_lost_slot_of_a_checkpoint_does_not_make_dropped_segments_look_lost(
+    tmp_path: Path, log: str
+) -> None:
+    """The other slot is from before the log moved its start."""
+    path = tmp_path / "queue"
+    faults.build(path, clean=True)
+    queue = faults.open_queue(path, LATER)
+    faults.drain(queue, "default", {})
+    faults.drain(queue, "audit", {})
+    queue.purge_dead_letters()
+    moved = getattr(queue._files, log)
+    moved.roll()
+    moved.truncate_prefix(moved.end_offset)
+    killed = Path(shutil.copytree(path, tmp_path / "killed"))
+    queue.close()
+    file = killed / log / "checkpoint"
+    slots = [int.from_bytes(file.read_bytes()[at + 8 : at + 16], "little") for at in (0, 64)]
+    faults.flip(lambda size: 64 * slots.index(max(slots)) + 30)(file)
+    with faults.open_queue(killed, LATER) as again:
+        assert again.stats().damaged == 0
+        assert again.verify() == []
+        faults.works_on(again)
 
 
 @pytest.mark.parametrize("size", [0, 100, 8191])
