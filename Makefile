@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 TESTS ?=
 SEEDS ?= 1000
 
-.PHONY: setup demo test sim check format bench soak clean types
+.PHONY: setup demo test sim check format bench clean types
 
 setup: $(STAMP)
 
@@ -24,11 +24,11 @@ demo: $(STAMP)
 	@$(BIN)/python -m raftq.node.demo
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal $(TESTS)
 
-# The storage engine under simulated crashes, damage and full disks, with more seeds than `make test`.
+# Logs and queue under simulated crashes, damage and full disks, with more seeds than `make test`.
 sim: $(STAMP)
-	@RAFTQ_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/sim $(TESTS)
+	@RAFTQ_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest -n auto tests/sim $(TESTS)
 
 check: types
 	@$(BIN)/ruff format --check .
