@@ -258,7 +258,7 @@ def test_wrong_length_in_a_batch_of_another_lane_does_not_disturb_this_one(
 ) -> None:
     """The length leads the reader of the normal lane to a place near the end of what it holds."""
     path = tmp_path / "queue"
-    batches = sealed(path, ["normal", "high", "normal"])
+    batches = sealed(path, ["normal", "low", "normal"])
     file = faults.segment_files(path, "data")[0]
     data = bytearray(file.read_bytes())
     at = batches[1][0]
