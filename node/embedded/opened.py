@@ -173,9 +173,9 @@ class OpenQueue:
                 self._publisher.publish_singles(messages, int(self._clock() * 1000))
                 if self._waiters or self._listeners:
                     self._wake_all()
-            end = max(message.offset for message in messages) + 1
-            if end:
-                self._files.flusher.wait([(self._files.data, end)])
+            if any(message.offset >= 0 for message in messages):
+                # This group is a round of its own: no need to queue for one of the flusher's.
+                self._files.data.sync()
         except RaftqError as error:
             for message in messages:
                 message.error = message.error or error

@@ -86,21 +86,32 @@ class Publisher:
         """
         engine = self._engine
         if not self._limited and engine.unapplied is None and not engine.files.reserve_missing:
-            batches = [encode_one(one.value, now_ms, one.lane) for one in messages]
             try:
-                bases = engine.files.data.append_many(batches)
+                self._append_singles(messages, now_ms)
             except DiskFull as error:
                 logger.debug("queue=%s event=group_refused error=%s", engine.name, error)
             else:
-                engine.published += len(messages)
-                for one, base in zip(messages, bases, strict=True):
-                    one.offset = base
                 return
         for one in messages:
             try:
                 one.offset = self.publish_one(one.value, one.lane, now_ms)
             except RaftqError as error:
                 one.error = error
+
+    def _append_singles(self, messages: list[Single], now_ms: int) -> None:
+        """One batch per lane, all of them with one write."""
+        by_lane: dict[int, list[Single]] = {}
+        for one in messages:
+            by_lane.setdefault(one.lane, []).append(one)
+        batches = [
+            encode([one.value for one in group], timestamps=now_ms, lane=lane)
+            for lane, group in by_lane.items()
+        ]
+        bases = self._engine.files.data.append_many(batches)
+        for base, group in zip(bases, by_lane.values(), strict=True):
+            for offset, one in enumerate(group, base):
+                one.offset = offset
+        self._engine.published += len(messages)
 
     def publish(self, draft: Draft, now_ms: int) -> tuple[list[str], list[Target]]:
         """Append a draft; returns its ids and what must be synced for it to be durable."""
