@@ -1,1 +1,1 @@
-"""Metadata, membership and the controller of a cluster. Holds no code yet."""
+"""Consensus of a cluster: a hardened Raft behind `consensus.Consensus`."""

@@ -12,7 +12,27 @@
     │   ├── QueueFull           a limit on messages or bytes is reached
     │   ├── QueueClosed         the queue was closed
     │   ├── UnknownCheckpoint   no checkpoint has that name
+    │   ├── UnknownTopic        no topic has that name, as far as the node knows
+    │   ├── UnknownPartition    the topic has no such partition, or the node holds no copy of it
+    │   ├── NotLeader           another node leads the partition (details: leader, epoch)
+    │   ├── FencedEpoch         the partition has a newer leader epoch (details: epoch)
+    │   ├── FencedGeneration    the group has moved on to a newer generation
+    │   ├── FencedProducer      a newer instance of the producer has taken over
+    │   ├── OutOfOrderSequence  a batch before this one is missing
+    │   ├── NotEnoughReplicas   too few replicas are in sync to accept the write
+    │   ├── Throttled           too much at once; try again later (details: wait_ms)
+    │   ├── NodeStopping        the node drains and takes no new requests
     │   └── InvalidArgument     a value that no caller should pass
+    ├── TransportError          the way to the node
+    │   ├── ConnectFailed       no connection was made; nothing was sent
+    │   ├── ConnectionLost      the connection ended before the answer
+    │   └── RequestTimeout      no answer in time
+    ├── ProtocolError           what was said does not follow the wire protocol
+    │   ├── LocalProtocolError  this side was about to send it
+    │   ├── RemoteProtocolError  the other side sent it
+    │   └── UnsupportedVersion  the two sides have no protocol version in common
+    ├── InternalError           the node failed to handle the request; its log says why
+    ├── UnknownCode             the node sent an error that this version has no class for
     ├── StorageError            the disk or what is on it
     │   ├── CorruptBatch        a batch fails its checks
     │   ├── CorruptFile         another file fails its checks
@@ -21,23 +41,38 @@
     │   ├── DirectoryLocked     another process has the directory open
     │   ├── DirectoryReadOnly   the directory cannot be written to
     │   └── StorageFailed       a write or fsync failed; the log refuses writes until it is reopened
+    ├── ConsensusError          the replicated state machine could not take or decide a command
+    │   ├── NoLeader            no leader took the command in time; it was not applied
+    │   ├── OutcomeUnknown      the command was handed on; whether it was applied is not known
+    │   ├── ConsensusStopped    this node's part of the cluster is stopped
+    │   └── ConsensusBroken     what this node knows contradicts itself; it must not go on
     └── ConfigError             settings that contradict each other or make no sense
 
 `outcome` says whether the refused operation can have taken effect: "failed" means it did not,
-"unknown" means it may have. `retriable` says whether the same call can succeed later.
+"unknown" means it may have. `retriable` says whether the same call can succeed later, and
+`refresh_route` whether the caller should first ask again which node leads the partition. A class
+says what usually holds; an error may say otherwise for itself (a timeout before sending has failed,
+after sending it is unknown). `details` are facts for programs, such as the epoch that fenced.
 """
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, Literal, Self
 
 Outcome = Literal["failed", "unknown"]
+Detail = int | str | bool | None
+
+_NO_DETAILS: Mapping[str, Detail] = MappingProxyType({})
 
 
 class RaftqError(Exception):
     """Base of every error of this package."""
 
     code: ClassVar[str] = "error"
-    retriable: ClassVar[bool] = False
+    retriable: bool = False
+    refresh_route: bool = False
     outcome: Outcome = "failed"
+    details: Mapping[str, Detail] = _NO_DETAILS
     registry: ClassVar[dict[str, type["RaftqError"]]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -48,6 +83,16 @@ class RaftqError(Exception):
         if code in RaftqError.registry:
             raise TypeError(f"{cls.__name__} repeats the code {code!r}")
         RaftqError.registry[code] = cls
+
+    def with_details(self, **details: Detail) -> Self:
+        """The same error, with facts for programs."""
+        self.details = details
+        return self
+
+    def with_outcome(self, outcome: Outcome) -> Self:
+        """The same error, knowing better than its class whether the operation took effect."""
+        self.outcome = outcome
+        return self
 
 
 RaftqError.registry[RaftqError.code] = RaftqError
@@ -98,8 +143,107 @@ class UnknownCheckpoint(RequestError):
     code = "unknown_checkpoint"
 
 
+class UnknownTopic(RequestError):
+    code = "unknown_topic"
+    retriable = True
+    refresh_route = True
+
+
+class UnknownPartition(RequestError):
+    code = "unknown_partition"
+    retriable = True
+    refresh_route = True
+
+
+class NotLeader(RequestError):
+    code = "not_leader"
+    retriable = True
+    refresh_route = True
+
+
+class FencedEpoch(RequestError):
+    code = "fenced_epoch"
+    retriable = True
+    refresh_route = True
+
+
+class FencedGeneration(RequestError):
+    code = "fenced_generation"
+
+
+class FencedProducer(RequestError):
+    code = "fenced_producer"
+
+
+class OutOfOrderSequence(RequestError):
+    code = "out_of_order_sequence"
+
+
+class NotEnoughReplicas(RequestError):
+    code = "not_enough_replicas"
+    retriable = True
+
+
+class Throttled(RequestError):
+    code = "throttled"
+    retriable = True
+
+
+class NodeStopping(RequestError):
+    code = "node_stopping"
+    retriable = True
+    refresh_route = True
+
+
 class InvalidArgument(RequestError, ValueError):
     code = "invalid_argument"
+
+
+class TransportError(RaftqError):
+    code = "transport"
+    retriable = True
+    refresh_route = True
+
+
+class ConnectFailed(TransportError):
+    code = "connect_failed"
+
+
+class ConnectionLost(TransportError):
+    code = "connection_lost"
+    outcome = "unknown"
+
+
+class RequestTimeout(TransportError):
+    code = "request_timeout"
+    outcome = "unknown"
+
+
+class ProtocolError(RaftqError):
+    code = "protocol"
+
+
+class LocalProtocolError(ProtocolError):
+    code = "local_protocol"
+
+
+class RemoteProtocolError(ProtocolError):
+    code = "remote_protocol"
+    outcome = "unknown"
+
+
+class UnsupportedVersion(ProtocolError):
+    code = "unsupported_version"
+
+
+class InternalError(RaftqError):
+    code = "internal"
+    outcome = "unknown"
+
+
+class UnknownCode(RaftqError):
+    code = "unknown_code"
+    outcome = "unknown"
 
 
 class StorageError(RaftqError):
@@ -134,6 +278,30 @@ class DirectoryReadOnly(StorageError):
 
 class StorageFailed(StorageError):
     code = "storage_failed"
+    outcome = "unknown"
+
+
+class ConsensusError(RaftqError):
+    code = "consensus"
+
+
+class NoLeader(ConsensusError):
+    code = "no_leader"
+    retriable = True
+
+
+class OutcomeUnknown(ConsensusError):
+    code = "outcome_unknown"
+    retriable = True
+    outcome = "unknown"
+
+
+class ConsensusStopped(ConsensusError):
+    code = "consensus_stopped"
+
+
+class ConsensusBroken(ConsensusError):
+    code = "consensus_broken"
     outcome = "unknown"
 
 

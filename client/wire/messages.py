@@ -1,0 +1,422 @@
+"""Every request and response of the native protocol, one dataclass each. (Pure.)
+
+    kind  request        reply
+    0                    ErrorReply, to any request or (correlation id 0) about the connection
+    1     Hello          HelloReply         first on every connection, and only there
+    3     Ping           PingReply
+    5     Metadata       MetadataReply
+    7     Produce +raw   ProduceReply
+    9     Fetch          FetchReply +raw
+    11    ListOffsets    ListOffsetsReply
+    13    InitProducer   InitProducerReply
+
+The kind of a reply is that of its request plus one. `+raw` messages are followed by record batches,
+back to back and unchanged, outside the header. To add a message: a frozen dataclass with a free
+`kind`, registered; to add a field: one with a default, at the end (see schema.py for the rules).
+
+`encode_message` and `decode_message` check types, ranges and the relations between fields; whether
+a topic exists or an epoch is right is for those who know.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+
+from raftq.client.wire.errors import (
+    Detail,
+    LocalProtocolError,
+    Outcome,
+    RaftqError,
+    RemoteProtocolError,
+    UnknownCode,
+)
+from raftq.client.wire.frames import FRAME_BYTES_MAX, Buffer, Frame, encode_frame
+from raftq.client.wire.schema import ITEMS_MAX, TEXT_MAX, Bad, Most, Range, Struct
+
+VERSION_MIN = 1
+VERSION_MAX = 1
+
+U8 = Annotated[int, Range(0, 0xFF)]
+U16 = Annotated[int, Range(0, 0xFFFF)]
+U32 = Annotated[int, Range(0, 0xFFFF_FFFF)]
+U31 = Annotated[int, Range(0, 0x7FFF_FFFF)]
+I64 = Annotated[int, Range(-(1 << 63), (1 << 63) - 1)]
+Offset = Annotated[int, Range(0, (1 << 63) - 1)]
+WaitMs = Annotated[int, Range(0, 600_000)]
+NodeId = U31
+Epoch = U32
+ErrorCode = Annotated[str, Most(64)]  # "" where there is none
+Name = Annotated[str, Most(255)]
+Acks = Literal["none", "leader", "all"]
+Role = Literal["client", "node"]
+
+EPOCH_ANY = 0xFFFF_FFFF  # of a caller that does not know the epoch and does not want to be fenced
+MESSAGE_CHARACTERS_MAX = 2048
+
+M = TypeVar("M", bound="Message")
+
+
+class Message:
+    """Base of everything that is sent: knows its kind and whether batches follow the header."""
+
+    __slots__ = ()
+    kind: ClassVar[int] = -1
+    carries_raw: ClassVar[bool] = False
+
+    def check(self, raw_bytes: int) -> None:
+        """Raise Bad when the fields contradict each other or the size of the raw part."""
+
+
+R_co = TypeVar("R_co", bound=Message, covariant=True)
+
+
+class Request(Message, Generic[R_co]):
+    """A message that asks for the reply `R_co`."""
+
+    __slots__ = ()
+
+
+_classes: dict[int, type[Message]] = {}
+_structs: dict[int, Struct[Any]] = {}
+
+
+def register(cls: type[M]) -> type[M]:
+    """Make a message known under its kind; a repeated or misplaced kind is refused."""
+    kind = cls.kind
+    if not 0 <= kind <= 0xFF or kind in _classes:
+        raise TypeError(f"{cls.__name__} needs a kind of its own in 0..255, not {kind}")
+    if issubclass(cls, Request) != (kind % 2 == 1):
+        raise TypeError(f"{cls.__name__}: requests have odd kinds and replies even ones")
+    _classes[kind] = cls
+    _structs[kind] = Struct(cls)
+    return cls
+
+
+def request_kinds() -> frozenset[int]:
+    """What a node accepts."""
+    return frozenset(kind for kind in _classes if kind % 2 == 1)
+
+
+def reply_kinds() -> frozenset[int]:
+    """What a client accepts."""
+    return frozenset(kind for kind in _classes if kind % 2 == 0)
+
+
+def class_of(kind: int) -> type[Message]:
+    return _classes[kind]
+
+
+def encode_message(
+    message: Message,
+    correlation_id: int,
+    raw: Sequence[Buffer] = (),
+    bytes_max: int = FRAME_BYTES_MAX,
+) -> list[Buffer]:
+    """The message as fragments to be written in order; a bad one is a LocalProtocolError."""
+    kind = message.kind
+    struct = _structs.get(kind)
+    if struct is None:
+        raise LocalProtocolError(f"{type(message).__name__} is not a registered message")
+    header = struct.encode(message)
+    try:
+        _check_raw(message, sum(map(len, raw)))
+    except Bad as error:
+        raise LocalProtocolError(f"{type(message).__name__}{error}") from None
+    return encode_frame(kind, correlation_id, header, raw, bytes_max)
+
+
+def decode_message(frame: Frame) -> Message:
+    """The message in a frame; a bad one is a RemoteProtocolError that names the field."""
+    struct = _structs.get(frame.kind)
+    if struct is None:
+        raise RemoteProtocolError(f"message kind {frame.kind} is not known here")
+    message: Message = struct.decode(frame.header)
+    try:
+        _check_raw(message, len(frame.raw))
+    except Bad as error:
+        raise RemoteProtocolError(f"{type(message).__name__}{error}") from None
+    return message
+
+
+def _check_raw(message: Message, raw_bytes: int) -> None:
+    if raw_bytes and not message.carries_raw:
+        raise Bad(f": {raw_bytes} bytes follow a message that has no raw part")
+    message.check(raw_bytes)
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ErrorReply(Message):
+    """A refusal with the decision it carries; `to_error` gives the class that was raised."""
+
+    kind: ClassVar[int] = 0
+
+    code: ErrorCode
+    message: Annotated[str, Most(TEXT_MAX)]
+    outcome: Literal["failed", "unknown"] = "unknown"
+    retriable: bool = False
+    refresh_route: bool = False
+    details: Annotated[Mapping[str, Detail], Most(32)] = field(default_factory=dict)
+
+    @classmethod
+    def from_error(cls, error: RaftqError) -> "ErrorReply":
+        """What the other side needs to raise the same error."""
+        text = str(error).encode(errors="replace").decode()[:MESSAGE_CHARACTERS_MAX]
+        return cls(
+            error.code, text, error.outcome, error.retriable, error.refresh_route, error.details
+        )
+
+    def to_error(self) -> RaftqError:
+        """The error to raise here; a code of a newer version becomes an UnknownCode."""
+        known = RaftqError.registry.get(self.code)
+        details = self.details
+        if known is None:
+            known, details = UnknownCode, {**details, "code": self.code}
+        error = known(self.message)
+        outcome: Outcome = self.outcome
+        error.outcome = outcome
+        error.retriable = self.retriable
+        error.refresh_route = self.refresh_route
+        if details:
+            error.details = details
+        return error
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class HelloReply(Message):
+    """The connection is open, in this version."""
+
+    kind: ClassVar[int] = 2
+
+    version: U16
+    node_id: NodeId
+    cluster_id: Name
+    frame_bytes_max: U32 = FRAME_BYTES_MAX
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Hello(Request[HelloReply]):
+    """Who calls, and the protocol versions it speaks, both ends included."""
+
+    kind: ClassVar[int] = 1
+
+    version_min: U16
+    version_max: U16
+    role: Role
+    name: Name = ""
+    cluster_proof: Annotated[bytes, Most(256)] = b""
+
+    def check(self, raw_bytes: int) -> None:
+        if self.version_min > self.version_max:
+            raise Bad(f".version_min: {self.version_min} is over {self.version_max}")
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class PingReply(Message):
+    kind: ClassVar[int] = 4
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Ping(Request[PingReply]):
+    """Answered at once by whoever is there."""
+
+    kind: ClassVar[int] = 3
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """Where a node listens."""
+
+    node_id: NodeId
+    host: Name
+    port: U16
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """Who leads a partition (None: nobody at the moment) and who holds copies."""
+
+    partition: U31
+    leader: NodeId | None
+    epoch: Epoch
+    replicas: Annotated[tuple[NodeId, ...], Most(64)]
+    isr: Annotated[tuple[NodeId, ...], Most(64)]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic's partitions, or why there are none."""
+
+    topic: Name
+    partitions: tuple[PartitionInfo, ...] = ()
+    error: ErrorCode = ""
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class MetadataReply(Message):
+    kind: ClassVar[int] = 6
+
+    cluster_id: Name
+    nodes: Annotated[tuple[NodeInfo, ...], Most(1024)]
+    topics: tuple[TopicInfo, ...]
+    controller: NodeId | None = None
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Metadata(Request[MetadataReply]):
+    """Asks for nodes and topics; None asks for all topics."""
+
+    kind: ClassVar[int] = 5
+
+    topics: tuple[Name, ...] | None = None
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ProduceReply(Message):
+    """Where each batch begins, in the order they were sent."""
+
+    kind: ClassVar[int] = 8
+
+    base_offsets: tuple[Offset, ...]
+    epoch: Epoch = 0
+    throttle_ms: WaitMs = 0
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Produce(Request[ProduceReply]):
+    """Appends the batches that follow to one partition."""
+
+    kind: ClassVar[int] = 7
+    carries_raw: ClassVar[bool] = True
+
+    topic: Name
+    partition: U31
+    epoch: Epoch = EPOCH_ANY
+    acks: Acks = "all"
+    timeout_ms: WaitMs = 30_000
+
+    def check(self, raw_bytes: int) -> None:
+        if not raw_bytes:
+            raise Bad(": no batch follows")
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPartition:
+    """From where to read one partition, and how much at most."""
+
+    topic: Name
+    partition: U31
+    offset: Offset
+    bytes_max: U31 = 1024 * 1024
+    epoch: Epoch = EPOCH_ANY
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedPartition:
+    """Batches of one partition: the bytes [start, start + length) of the raw part."""
+
+    topic: Name
+    partition: U31
+    error: ErrorCode = ""
+    high_watermark: Offset = 0
+    start_offset: Offset = 0
+    start: U32 = 0
+    length: U32 = 0
+    epoch: Epoch = 0
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class FetchReply(Message):
+    kind: ClassVar[int] = 10
+    carries_raw: ClassVar[bool] = True
+
+    partitions: tuple[FetchedPartition, ...]
+    throttle_ms: WaitMs = 0
+
+    def check(self, raw_bytes: int) -> None:
+        """The ranges follow each other without gap or overlap and cover the raw part."""
+        end = 0
+        for at, one in enumerate(self.partitions):
+            if one.length:
+                if one.start != end:
+                    raise Bad(f".partitions[{at}].start: {one.start} is not {end}")
+                end += one.length
+        if end != raw_bytes:
+            raise Bad(f".partitions: they cover {end} of {raw_bytes} bytes")
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Fetch(Request[FetchReply]):
+    """Waits until `bytes_min` can be read from these partitions together, or `wait_ms` pass."""
+
+    kind: ClassVar[int] = 9
+
+    partitions: Annotated[tuple[FetchPartition, ...], Most(ITEMS_MAX)]
+    wait_ms: WaitMs = 0
+    bytes_min: U31 = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetQuery:
+    """`at` is a timestamp in ms when `by` is "time", and not used otherwise."""
+
+    topic: Name
+    partition: U31
+    by: Literal["earliest", "latest", "time"]
+    at: I64 = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAnswer:
+    topic: Name
+    partition: U31
+    error: ErrorCode = ""
+    offset: Offset = 0
+    epoch: Epoch = 0
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ListOffsetsReply(Message):
+    kind: ClassVar[int] = 12
+
+    answers: tuple[OffsetAnswer, ...]
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ListOffsets(Request[ListOffsetsReply]):
+    """Where partitions begin, end, or reach a time."""
+
+    kind: ClassVar[int] = 11
+
+    queries: tuple[OffsetQuery, ...]
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class InitProducerReply(Message):
+    kind: ClassVar[int] = 14
+
+    producer_id: Offset
+    producer_epoch: U32
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class InitProducer(Request[InitProducerReply]):
+    """Asks for a producer id; a named producer gets its old id and a new epoch."""
+
+    kind: ClassVar[int] = 13
+
+    name: Name = ""

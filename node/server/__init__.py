@@ -1,0 +1,1 @@
+"""The listeners of a node: the native protocol on TCP."""

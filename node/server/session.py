@@ -1,0 +1,329 @@
+"""Shell: one connection of the native listener, from its first byte to its last.
+
+    greeting ──Hello──> serving ──reason to part──> leaving ──> gone
+        └──no or bad Hello, handshake_ms──────────────┘
+
+A request goes to its handler as soon as it is whole; replies go out as they are ready, in any
+order. Nothing is read while the connection has as much in flight as it may, or while the caller
+does not read its replies: frames that have arrived by then stay undecoded in the decoder's window.
+
+A malformed frame ends this connection and nothing else: the reason is sent (correlation id 0), the
+sending side is shut, and what still arrives is thrown away for `linger_ms`, since closing at once
+would make the kernel drop the reason. Requests of a connection that is gone are cancelled.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, cast
+
+from raftq.client.transport import Write, fragment_writer
+from raftq.client.wire.errors import (
+    InternalError,
+    InvalidArgument,
+    NodeStopping,
+    ProtocolError,
+    RaftqError,
+    RemoteProtocolError,
+    UnsupportedVersion,
+)
+from raftq.client.wire.frames import JOIN_BYTES_MAX, Buffer, FrameDecoder
+from raftq.client.wire.messages import (
+    ErrorReply,
+    Hello,
+    HelloReply,
+    Message,
+    decode_message,
+    encode_message,
+    request_kinds,
+)
+from raftq.node.server.options import ServerOptions
+
+logger = logging.getLogger(__name__)
+
+# A message, or a message and the batches that follow it.
+Answer = Message | tuple[Message, Sequence[Buffer]]
+# Called with the request, its raw part and the session. A plain handler answers at once; one that
+# has to wait returns a future, or is a coroutine function, which costs a task per request.
+Handler = Callable[[Any, memoryview, "Session"], Answer | Awaitable[Answer]]
+
+
+class Owner(Protocol):
+    """What a session needs from its listener."""
+
+    options: ServerOptions
+    handlers: Mapping[type[Message], Handler]
+    draining: bool
+
+    def greet(self, hello: Hello, version: int) -> HelloReply: ...
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Future[Any]": ...
+    def joined(self, session: "Session") -> None: ...
+    def left(self, session: "Session") -> None: ...
+    def finished(self) -> None: ...
+
+
+class Session(asyncio.BufferedProtocol):
+    """One connection. Its public attributes are for handlers and for the listener."""
+
+    __slots__ = (
+        "_decoder", "_held", "_in_flight", "_in_flight_bytes", "_out", "_out_bytes", "_owner",
+        "_serving", "_transport", "_write", "_writing_paused", "hello", "leaving", "peer", "since",
+        "touched",
+    )  # fmt: skip
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._decoder = FrameDecoder(request_kinds(), owner.options.handshake_bytes_max)
+        self._transport: asyncio.Transport
+        self._write: Write
+        self._in_flight: dict[int, asyncio.Future[Any]] = {}
+        self._in_flight_bytes = 0
+        self._out: list[Buffer] = []  # replies of the requests that are being served right now
+        self._out_bytes = 0
+        self._serving = False
+        self._held = False  # reading is paused
+        self._writing_paused = False
+        self.hello: Hello | None = None
+        self.leaving = False
+        self.peer = "?"
+        self.touched = True  # something happened since the listener last looked
+        self.since = 0.0  # when the listener last saw it touched
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer."""
+        return len(self._in_flight)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the caller leaves too many replies unread."""
+        return self._writing_paused
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclass of asyncio's, though they have all its methods.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._owner.options.write_bytes_high)
+        self._write = fragment_writer(self._transport)
+        self.peer = str(transport.get_extra_info("peername"))
+        self._owner.joined(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self.leaving:
+            return memoryview(bytearray(JOIN_BYTES_MAX))
+        return self._decoder.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if not self.leaving:
+            self._decoder.received(nbytes)
+            self._serve()
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+        self.touched = True
+        self._steer()
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self.touched = True
+        self._serve()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.leaving = True
+        for future in list(self._in_flight.values()):
+            future.cancel()
+        self._owner.left(self)
+
+    # Requests.
+
+    def _is_full(self) -> bool:
+        options = self._owner.options
+        return (
+            self._writing_paused
+            or len(self._in_flight) >= options.in_flight_max
+            or self._in_flight_bytes >= options.in_flight_bytes_max
+        )
+
+    def _steer(self) -> None:
+        """Read exactly when there is room for another request."""
+        held = not self.leaving and self._is_full()
+        if held != self._held and not self._transport.is_closing():
+            self._held = held
+            if held:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def _serve(self) -> None:
+        """Handle every whole request that has arrived, as far as there is room."""
+        if self._serving or self.leaving:
+            return
+        self._serving = True
+        decoder = self._decoder
+        try:
+            while not self.leaving and not self._is_full():
+                frame = decoder.next_frame()
+                if frame is None:
+                    break
+                self._handle(decode_message(frame), frame.correlation_id, frame.raw, frame.size)
+        except ProtocolError as error:
+            self.part(error)
+        finally:
+            self._serving = False
+            self._flush()
+        self._steer()
+
+    def _handle(self, message: Message, request_id: int, raw: memoryview, size: int) -> None:
+        self.touched = True
+        if request_id == 0 or request_id in self._in_flight:
+            raise RemoteProtocolError(f"correlation id {request_id} is not free")
+        if self.hello is None:
+            self._greet(message, request_id)
+            return
+        owner = self._owner
+        handler = owner.handlers.get(type(message))
+        try:
+            if owner.draining:
+                raise NodeStopping("the node is stopping")
+            if handler is None:
+                raise InvalidArgument(f"this node does not serve {type(message).__name__}")
+            answer = handler(message, raw, self)
+        except Exception as error:
+            self._refuse(request_id, message, error)
+            return
+        if isinstance(answer, Message | tuple):
+            self._answer(request_id, message, answer)
+            return
+        future = answer if isinstance(answer, asyncio.Future) else owner.spawn(_outcome(answer))
+        self._in_flight[request_id] = future
+        self._in_flight_bytes += size
+        future.add_done_callback(partial(self._finish, request_id, message, size))
+
+    def _greet(self, message: Message, request_id: int) -> None:
+        if not isinstance(message, Hello):
+            raise RemoteProtocolError(f"{type(message).__name__} before Hello")
+        options = self._owner.options
+        version = min(message.version_max, options.version_max)
+        try:
+            if version < max(message.version_min, options.version_min):
+                raise UnsupportedVersion(
+                    f"this node speaks protocol versions {options.version_min} to "
+                    f"{options.version_max}, the caller {message.version_min} to "
+                    f"{message.version_max}"
+                )
+            reply = self._owner.greet(message, version)
+        except RaftqError as error:
+            self.part(error, request_id)
+            return
+        self.hello = message
+        self._decoder.frame_bytes_max = options.frame_bytes_max
+        self._answer(request_id, message, reply)
+
+    def _finish(
+        self, request_id: int, message: Message, size: int, future: "asyncio.Future[Any]"
+    ) -> None:
+        """A request that had to wait is done."""
+        del self._in_flight[request_id]
+        self._in_flight_bytes -= size
+        self.touched = True
+        if future.cancelled():
+            # Only its own listener or a stopping node cancels a request.
+            self._refuse(request_id, message, NodeStopping("the request was given up"))
+        elif (error := future.exception()) is not None:
+            self._refuse(request_id, message, error)
+        elif isinstance(result := future.result(), BaseException):
+            self._refuse(request_id, message, result)
+        else:
+            self._answer(request_id, message, result)
+        self._owner.finished()
+        self._serve()
+
+    # Replies.
+
+    def _answer(self, request_id: int, request: Message, answer: Answer) -> None:
+        if self.leaving or self._transport.is_closing():
+            return
+        try:
+            reply, raw = answer if isinstance(answer, tuple) else (answer, ())
+            if reply.kind != request.kind + 1:
+                raise TypeError(f"{type(reply).__name__} does not answer {type(request).__name__}")
+            fragments = encode_message(reply, request_id, raw, self._owner.options.frame_bytes_max)
+        except Exception as error:
+            self._refuse(request_id, request, error)
+            return
+        self._put(fragments)
+
+    def _refuse(self, request_id: int, request: Message, error: BaseException) -> None:
+        """Answer with an error; what no handler should let out is logged and called internal."""
+        if not isinstance(error, RaftqError) or isinstance(error, ProtocolError):
+            logger.error(
+                "request=%s peer=%s failed", type(request).__name__, self.peer, exc_info=error
+            )
+            error = InternalError(f"{type(request).__name__}: the node failed to handle this")
+        if not self.leaving and not self._transport.is_closing():
+            self._put(encode_message(ErrorReply.from_error(error), request_id))
+
+    def _put(self, fragments: list[Buffer]) -> None:
+        """Write a reply; those of one reading are collected and leave together."""
+        self._out += fragments
+        self._out_bytes += sum(map(len, fragments))
+        if not self._serving or self._out_bytes > self._owner.options.write_bytes_high:
+            self._flush()
+
+    def _flush(self) -> None:
+        out = self._out
+        if not out:
+            return
+        if self._transport.is_closing():
+            out.clear()
+            return
+        if self._out_bytes <= 16 * JOIN_BYTES_MAX:
+            self._transport.write(b"".join(out) if len(out) > 1 else out[0])
+        else:
+            self._write(out)
+        self._out, self._out_bytes = [], 0
+        unsent = self._transport.get_write_buffer_size()
+        if unsent > self._owner.options.write_bytes_max:
+            self.cut(f"{unsent} bytes of replies are not read")
+
+    # The end.
+
+    def part(self, error: RaftqError, request_id: int = 0) -> None:
+        """Tell the caller why, and let go of the connection."""
+        if self.leaving or self._transport.is_closing():
+            return
+        logger.info("peer=%s refused code=%s reason=%s", self.peer, error.code, error)
+        self._put(encode_message(ErrorReply.from_error(error), request_id))
+        self._flush()
+        self.leaving = self.touched = True
+        if self._transport.is_closing():
+            return
+        if self._held:
+            self._held = False
+            self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def leave(self) -> None:
+        """Close once everything that was answered is sent."""
+        self.leaving = True
+        self._transport.close()
+
+    def cut(self, reason: str) -> None:
+        """End the connection at once."""
+        if not self._transport.is_closing() or self._transport.get_write_buffer_size():
+            logger.info("peer=%s cut reason=%s", self.peer, reason)
+        self.leaving = True
+        self._transport.abort()
+
+
+async def _outcome(work: Awaitable[Any]) -> Any:
+    """The result of a handler, or its error as a value: an error must not end the task group."""
+    try:
+        return await work
+    except Exception as error:
+        return error
