@@ -83,7 +83,10 @@ class Consumer:
 
     def ack(self, messages: Iterable[Message], now: float) -> list[Target]:
         """Settle all of them or none."""
+        messages = tuple(messages)
         entries = self.ack_entries(messages, now)
+        if self._engine.options.fsync == "always":
+            self.keep_settled(messages)
         return [self._engine.write(entries)] if entries else []
 
     def ack_entries(self, messages: Iterable[Message], now: float) -> list[Entry]:
@@ -92,14 +95,16 @@ class Consumer:
         groups = self._engine.state.groups
         return [groups[name].ack(rows, now) for name, rows in rows_by_group.items()]
 
-    def keep_fired(self, messages: Iterable[Message]) -> None:
-        """Sync the data log if a power cut could make one of these delayed messages fire again.
+    def keep_settled(self, messages: Iterable[Message]) -> None:
+        """Sync the data log if it could lose one of these messages to a power cut.
 
-        Needed before an intent settles it: the intent is on disk at once, the firing may not be.
+        Needed before a settlement of it goes to the disk: what a power cut takes from the data log
+        can come back at another offset (a delayed message fires again, an intent is applied again),
+        where nobody would know that it was settled.
         """
         data = self._engine.files.data
         flushed = data.flushed_offset
-        if any(m.delay_offset >= 0 and m.offset >= flushed for m in messages):
+        if any(message.offset >= flushed for message in messages):
             data.sync()
 
     def nack(self, message: Message, delay: float | None, now: float) -> list[Target]:
@@ -254,7 +259,7 @@ class Consumer:
         reader = self._dead_readers.setdefault(lane, LaneReader(self._engine.files.data))
         for start in range(letter.start, letter.end, DEAD_READ_MAX):
             found = reader.read(start, min(start + DEAD_READ_MAX, letter.end), held)
-            self.keep_fired(found)
+            self.keep_settled(found)
             yield from found
 
     def _dead_batches(self, pairs: list[DeadPair], now: float, error: str) -> list[bytearray]:

@@ -54,6 +54,7 @@ class DeadLetters:
         count = self.count
         log = self._engine.files.dead
         if count:
+            self._keep_done(log.end_offset)
             self._engine.write_shell([DEAD_DONE, [[log.start_offset, log.end_offset]]])
         self.upkeep(0, None)
         return count
@@ -79,6 +80,16 @@ class DeadLetters:
                 if reason is None or letter.reason == reason:
                     yield record, letter
 
+    def _keep_done(self, end: int) -> None:
+        """Sync the dead letters below `end` before the ledger says they are done.
+
+        What a power cut takes from this log is appended again from the ledger, at another offset,
+        where nobody would know that it was done.
+        """
+        log = self._engine.files.dead
+        if log.flushed_offset < end:
+            log.sync()
+
     def _redrive(self, part: list[tuple[Record, DeadLetter]], now_ms: int) -> None:
         by_lane: dict[int, list[DeadLetter]] = {}
         for record, letter in part:
@@ -96,6 +107,7 @@ class DeadLetters:
             )
             for lane, letters in by_lane.items()
         ]
+        self._keep_done(max(record.offset for record, _ in part) + 1)
         self._engine.commit(appends, dead_done=_ranges(record.offset for record, _ in part))
 
 

@@ -163,7 +163,7 @@ class Queue(SteeredQueue):
             self._check_open()
             now = self._clock()
             deliveries = self._consumer.ack_entries(tx.acked, now)
-            self._consumer.keep_fired(tx.acked)
+            self._consumer.keep_settled(tx.acked)
             if tx.drafts:
                 # What is acked makes room for what is enqueued.
                 self._publisher.check_room(len(tx.drafts) - len(tx.acked), tx.size_bytes)

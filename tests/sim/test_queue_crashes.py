@@ -24,6 +24,9 @@ from raftq.node.storage.flusher import Flusher
 from raftq.node.storage.log import Log
 
 SEEDS = int(os.environ.get("RAFTQ_SIM_SEEDS", "25"))
+# Seeds that once failed: a settled message or a redriven dead letter came back at another offset
+# after a power cut.
+FOUND_SEEDS = (31, 32, 85)
 START = 1_700_000_000.0
 LANES = ("critical", "high", "normal", "low", "background")
 
@@ -373,8 +376,9 @@ def test_queue_survives_a_crash_at_every_operation(
 ) -> None:
     """See the steps at the top of the file."""
     monkeypatch.setattr(delays, "COMPACT_BYTES_MIN", 0)
-    first = int(os.environ.get("RAFTQ_SIM_SEED", "0"))
-    for seed in range(first, first + (1 if "RAFTQ_SIM_SEED" in os.environ else SEEDS)):
+    only = os.environ.get("RAFTQ_SIM_SEED")
+    seeds = [*range(SEEDS), *FOUND_SEEDS] if only is None else [int(only)]
+    for seed in seeds:
         operations = scenario(seed, fsync, None, power)
         stride = max(1, operations // 60)
         for crash_at in range(1 + seed % stride, operations + 1, stride):
