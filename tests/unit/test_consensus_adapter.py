@@ -151,8 +151,8 @@ def test_another_node_leads_when_the_leader_stops(tmp_path: Path) -> None:
         await nodes[0].propose(b"before")
         leader = next(node for node in nodes if node.is_leader)
         # A node that never heard of a commit may not vote yet, so all must have heard of one.
-        while any(node.applied_index < leader.applied_index for node in nodes):
-            await asyncio.sleep(0.005)
+        for node in nodes:
+            await node.read_barrier(10)
         await leader.stop()
         rest = [node for node in nodes if node is not leader]
         assert await rest[0].propose(b"after", timeout=10) == 2
