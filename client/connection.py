@@ -14,6 +14,9 @@ after them wait in a queue of `queued_max`, and what comes on top is Throttled. 
 requests while the node does not read. When the connection ends, every request that was sent has
 the outcome unknown, every other has failed.
 
+With `ping_ms` a node from which nothing comes is asked for a sign of life, and given up when none
+comes for as long again: so a connection on which nobody waits also learns that its node is gone.
+
 Buffers of the raw part belong to the connection until the request is done: they are not copied.
 Not done here: reconnecting, retrying, choosing the node.
 """
@@ -26,7 +29,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
-from raftq.client.transport import Write, fragment_writer
+from raftq.client.transport import Write, fragment_writer, loop_scratch
 from raftq.client.wire.errors import (
     ConfigError,
     ConnectFailed,
@@ -46,6 +49,7 @@ from raftq.client.wire.messages import (
     Hello,
     HelloReply,
     Message,
+    Ping,
     Request,
     Role,
     decode_message,
@@ -82,6 +86,9 @@ class ConnectionOptions:
     abandoned_max: int = 1_024
     """Timed-out requests whose replies are still owed; a node that owes more is taken for dead."""
     frame_bytes_max: int = FRAME_BYTES_MAX
+    ping_ms: int = 0
+    """0: never. Otherwise a node that is silent for twice as long is taken for dead. Too short: a
+    busy node is."""
 
     def __post_init__(self) -> None:
         numbers = (
@@ -89,8 +96,15 @@ class ConnectionOptions:
             "abandoned_max", "frame_bytes_max",
         )  # fmt: skip
         wrong = [f"{name} must be at least 1" for name in numbers if getattr(self, name) < 1]
+        if self.ping_ms < 0:
+            wrong.append("ping_ms must be at least 0")
         if wrong:
             raise ConfigError("; ".join(wrong))
+
+
+def node_name(node_id: int) -> str:
+    """What a node calls itself to other nodes, with the role "node"."""
+    return f"node-{node_id}"
 
 
 @dataclass(slots=True)
@@ -107,14 +121,19 @@ class _Pending:
     __slots__ = ("deadline", "fragments", "future", "id", "reply_kind", "size")
 
     def __init__(
-        self, future: "asyncio.Future[Any]", fragments: list[Buffer], request: Message, at: float
+        self,
+        future: "asyncio.Future[Any]",
+        fragments: list[Buffer],
+        reply_kind: int,
+        deadline: float,
+        correlation_id: int,
     ) -> None:
         self.future = future
         self.fragments = fragments
-        self.reply_kind = request.kind + 1
-        self.deadline = at
-        self.size = sum(map(len, fragments))
-        self.id = 0
+        self.reply_kind = reply_kind
+        self.deadline = deadline
+        self.size = len(fragments[0]) if len(fragments) == 1 else sum(map(len, fragments))
+        self.id = correlation_id
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -127,7 +146,9 @@ class Connection(asyncio.BufferedProtocol):
         self.options = options
         self.hello: HelloReply | None = None
         self._loop = asyncio.get_running_loop()
-        self._decoder = FrameDecoder(reply_kinds(), options.frame_bytes_max)
+        self._decoder = FrameDecoder(
+            reply_kinds(), options.frame_bytes_max, scratch=loop_scratch(self._loop)
+        )
         self._frame_bytes_max = options.frame_bytes_max
         self._transport: asyncio.Transport | None = None
         self._write: Write
@@ -142,6 +163,9 @@ class Connection(asyncio.BufferedProtocol):
         self._abandoned: dict[int, None] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = float("inf")
+        self._heard = False  # something came since the last beat
+        self._pinged = False
+        self._beating: asyncio.TimerHandle | None = None
 
     @classmethod
     async def open(
@@ -190,6 +214,8 @@ class Connection(asyncio.BufferedProtocol):
             raise RemoteProtocolError(f"the node chose version {answer.version}, unasked")
         self.hello = answer
         self._frame_bytes_max = min(options.frame_bytes_max, answer.frame_bytes_max)
+        if options.ping_ms:
+            self._beating = self._loop.call_later(options.ping_ms / 1000, self._beat)
 
     async def __aenter__(self) -> Self:
         return self
@@ -235,14 +261,14 @@ class Connection(asyncio.BufferedProtocol):
         fragments = encode_message(message, correlation_id, raw, self._frame_bytes_max)
         seconds = self.options.request_ms / 1000 if timeout_s is None else timeout_s
         future: asyncio.Future[Reply[R]] = self._loop.create_future()
-        pending = _Pending(future, fragments, message, self._loop.time() + seconds)
-        pending.id = correlation_id
+        deadline = self._loop.time() + seconds
+        pending = _Pending(future, fragments, message.kind + 1, deadline, correlation_id)
         if self._queued or not self._has_room(pending):
             self._queued.append(pending)
         else:
             self._send(pending)
-        if pending.deadline < self._alarm_at:
-            self._set_alarm(pending.deadline)
+        if deadline < self._alarm_at:
+            self._set_alarm(deadline)
         return future
 
     async def close(self) -> None:
@@ -307,9 +333,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._lost is not None:
             return
         self._lost, self._cause = reason, cause
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        for timer in (self._alarm, self._beating):
+            if timer is not None:
+                timer.cancel()
+        self._alarm = self._beating = None
         self._end_all(self._sent.values(), "unknown")
         self._end_all(self._queued, "failed")
         self._sent.clear()
@@ -347,21 +374,41 @@ class Connection(asyncio.BufferedProtocol):
         if deadlines:
             self._set_alarm(min(deadlines))
 
+    def _beat(self) -> None:
+        """Ask for a sign of life when there was none, and give up when it does not come."""
+        seconds = self.options.ping_ms / 1000
+        if self._heard:
+            self._heard = self._pinged = False
+        elif self._pinged:
+            self._lose(f"the node was silent for {2 * self.options.ping_ms} ms")
+            _abort(self)
+            return
+        else:
+            self._pinged = True
+            correlation_id = self._last_id = self._next_id()
+            # It waits for no room: a node that does not read is exactly what it is to find out.
+            future: asyncio.Future[Any] = self._loop.create_future()
+            future.add_done_callback(_look_at)
+            fragments = encode_message(Ping(), correlation_id)
+            self._send(_Pending(future, fragments, Ping.kind + 1, float("inf"), correlation_id))
+        self._beating = self._loop.call_later(seconds, self._beat)
+
     def _take(self, frame: Frame) -> None:
         message = decode_message(frame)
         pending = self._sent.get(frame.correlation_id)
         if pending is None:
             self._take_unexpected(frame.correlation_id, message)
             return
-        if not isinstance(message, ErrorReply) and message.kind != pending.reply_kind:
+        refused = type(message) is ErrorReply
+        if frame.kind != pending.reply_kind and not refused:
             raise RemoteProtocolError(f"{type(message).__name__} answers another kind of request")
         del self._sent[pending.id]
         self._sent_bytes -= pending.size
         future = pending.future
         if future.done():
             return  # the caller was cancelled
-        if isinstance(message, ErrorReply):
-            future.set_exception(message.to_error())
+        if refused:
+            future.set_exception(cast(ErrorReply, message).to_error())
         else:
             future.set_result(Reply(message, frame.raw))
 
@@ -386,6 +433,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._decoder.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._heard = True
         decoder = self._decoder
         decoder.received(nbytes)
         try:
@@ -409,8 +457,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose(f"the connection broke: {exc}" if exc else "the connection is closed", exc)
+        self._decoder.clear()
         if not self._ended.done():
             self._ended.set_result(None)
+
+
+def _look_at(future: "asyncio.Future[Any]") -> None:
+    """The end of a ping is of no interest, but an exception must be looked at."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _time_out(pending: _Pending, what: str) -> None:

@@ -7,8 +7,9 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
-from raftq.client.wire.frames import Buffer
+from raftq.client.wire.frames import SCRATCH_BYTES, Buffer
 
 try:
     import uvloop
@@ -19,6 +20,8 @@ T = TypeVar("T")
 
 Write = Callable[[list[Buffer]], None]
 
+_scratches: "WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview]" = WeakKeyDictionary()
+
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop() if uvloop is None else uvloop.new_event_loop()
@@ -28,6 +31,17 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run` on the fastest loop there is."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main)
+
+
+def loop_scratch(loop: asyncio.AbstractEventLoop) -> memoryview:
+    """The buffer that all connections of a loop read into, one after the other (see FrameDecoder).
+
+    One per loop: loops run in threads of their own and read at the same time.
+    """
+    scratch = _scratches.get(loop)
+    if scratch is None:
+        scratch = _scratches[loop] = memoryview(bytearray(SCRATCH_BYTES))
+    return scratch
 
 
 def fragment_writer(transport: asyncio.WriteTransport) -> Write:

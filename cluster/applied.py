@@ -23,6 +23,7 @@ import msgpack
 from raftq.client.wire.errors import (
     ConsensusBroken,
     CorruptFile,
+    InvalidArgument,
     OutcomeUnknown,
     RaftqError,
     UnknownFormat,
@@ -32,9 +33,11 @@ REGULAR, NO_OP, BARRIER = 0, 1, 4
 """Kinds of entries; 0 and 1 as in pysyncobj, whose 2 and 3 are never written here."""
 
 ID_BYTES = 16
+COMMAND_ID_BYTES = ID_BYTES + 8
 NO_OP_ENTRY = bytes([NO_OP])
 
 _ENVELOPE = struct.Struct("<B16sQ")
+_FLOOR = struct.Struct("<Q")
 _SNAPSHOT_VERSION = 1
 
 
@@ -61,6 +64,19 @@ class Applied:
     error: RaftqError | None
     repeated: bool
     """The command had been applied before; this is its first result again."""
+
+
+def make_command_id(name: bytes, floor: int) -> bytes:
+    """What a proposer keeps for its retries: a random name, and a commit index that it knew."""
+    assert len(name) == ID_BYTES
+    return name + _FLOOR.pack(floor)
+
+
+def split_command_id(whole: bytes) -> tuple[bytes, int]:
+    if len(whole) != COMMAND_ID_BYTES:
+        raise InvalidArgument(f"a command id has {COMMAND_ID_BYTES} bytes, not {len(whole)}")
+    (floor,) = _FLOOR.unpack_from(whole, ID_BYTES)
+    return whole[:ID_BYTES], floor
 
 
 def envelope(kind: int, command_id: bytes, floor: int, command: bytes) -> bytes:

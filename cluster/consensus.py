@@ -19,7 +19,6 @@ read: what must be current goes through `propose` or waits for `read_barrier` fi
 import asyncio
 import logging
 import os
-import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -31,7 +30,6 @@ from typing import Any, Literal
 from raftq.client.wire.errors import (
     ConfigError,
     ConsensusStopped,
-    InvalidArgument,
     OutcomeUnknown,
     RaftqError,
     Throttled,
@@ -45,28 +43,32 @@ from raftq.cluster.applied import (
     Applier,
     StateMachine,
     envelope,
+    make_command_id,
+    split_command_id,
 )
 from raftq.cluster.consensus_config import ConsensusConfig
 from raftq.cluster.files import Disk, LocalDisk, Lock
 from raftq.cluster.journal import Journal
 from raftq.cluster.proposals import Proposal
 from raftq.cluster.raft_election import RaftSetup
-from raftq.cluster.raft_library import POLL_EVENT_TYPE
+from raftq.cluster.raft_library import POLL_EVENT_TYPE, Node
 from raftq.cluster.raft_node import RaftNode
 from raftq.cluster.raft_transport import RaftTransport, listen
 from raftq.cluster.snapshot import Snapshots
 
 logger = logging.getLogger(__name__)
 
-COMMAND_ID_BYTES = ID_BYTES + 8
-_FLOOR = struct.Struct("<Q")
 _GRACE = 0.5
 """Seconds after its deadline in which the Raft thread may still answer a proposal itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A snapshot of another node took the place of the state; changes up to `index` are in it."""
+    """A snapshot took the place of the state; what was applied up to `index` is in it.
+
+    Told once for every call of the state machine's `restore`: at the start if this node has a
+    snapshot, and later when it gets one from another node because it was too far behind.
+    """
 
     index: int
 
@@ -78,12 +80,13 @@ _Answer = tuple[int, Any, RaftqError | None]
 class Consensus:
     """See the module's docstring. Belongs to the event loop that called `start`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each of them is one of the things to be told
         self,
         config: ConsensusConfig,
         state_machine: StateMachine,
         *,
         on_change: Callable[[Change], None] | None = None,
+        on_leader: Callable[[str | None, int], None] | None = None,
         on_fatal: Callable[[BaseException], None] | None = None,
         on_stuck: Callable[[float], None] | None = None,
         disk: Disk | None = None,
@@ -96,6 +99,7 @@ class Consensus:
         self._machine = state_machine
         self._disk: Disk = disk if disk is not None else LocalDisk()
         self._on_change = on_change
+        self._on_leader = on_leader
         self._on_fatal = on_fatal
         self._on_stuck = on_stuck
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -112,6 +116,7 @@ class Consensus:
         # Raft thread: what has not been handed to the event loop yet.
         self._answers: list[_Answer] = []
         self._changes: list[Change] = []
+        self._led: tuple[Node | None, int] = (None, 0)
         self._stopping = False
         self._beat = 0.0
         self._wake_read = self._wake_write = -1
@@ -163,7 +168,7 @@ class Consensus:
         It carries how far the log was, so that a retry is told from a first try for ever.
         """
         floor = self._node.commit if self._node is not None else 0
-        return self._rng.randbytes(ID_BYTES) + _FLOOR.pack(floor)
+        return make_command_id(self._rng.randbytes(ID_BYTES), floor)
 
     async def propose(
         self,
@@ -214,8 +219,7 @@ class Consensus:
     def _submit(
         self, kind: int, command: bytes, timeout: float, command_id: bytes
     ) -> asyncio.Future[Any]:
-        if len(command_id) != COMMAND_ID_BYTES:
-            raise InvalidArgument("command_id must come from new_command_id()")
+        name, floor = split_command_id(command_id)
         if self.state != "running" or self._node is None or self._loop is None:
             raise ConsensusStopped(
                 f"consensus is {self.state}: {self.fatal_error or 'not running'}"
@@ -234,7 +238,6 @@ class Consensus:
         guard = loop.call_at(deadline + _GRACE, self._resolve, number, None, _no_answer())
         self._waiting[number] = (future, guard, size)
         self._waiting_bytes += size
-        name, (floor,) = command_id[:ID_BYTES], _FLOOR.unpack(command_id[ID_BYTES:])
         entry = envelope(kind, name, floor, command)
         self._node.inbox.append(
             Proposal(
@@ -358,6 +361,8 @@ class Consensus:
         except BaseException:
             listener.close()
             raise
+        if node.restored:
+            self._changes.append(Restored(node.applied))
         node._poller.subscribe(self._wake_read, self._on_wake, POLL_EVENT_TYPE.READ)
         return node
 
@@ -385,6 +390,14 @@ class Consensus:
             changes = self._changes[:]
             self._changes.clear()
             self._in_loop(self._take, answers, changes)
+        node = self._node
+        assert node is not None
+        led = node.leader, node.term_now
+        if led != self._led:
+            self._led = led
+            if self._on_leader is not None:
+                name = None if led[0] is None else str(led[0].id)
+                self._in_loop(self._on_leader, name, led[1])
 
     def _close(self, node: RaftNode, failure: BaseException | None) -> None:
         reason = "this node stops" if failure is None else f"this node has failed: {failure}"

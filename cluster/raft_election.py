@@ -6,9 +6,13 @@
     any       --a message of a later term--> follower of that term
     leader    --no word from a majority for `fallback_ms`--> follower
 
-A node that starts with an empty directory may be a voter that lost its disk, and with it a vote it
-gave. Until a leader has brought it up to date it is not `ready`: it votes only among others that
-are not ready either, which is how a new cluster begins.
+A node that starts with an empty directory may be a voter that lost its disk, and with it what it
+promised. Until a leader has brought it up to date it is not `ready`, and takes part in one kind of
+election only, the one with which a new cluster begins: a node that is not ready stands when every
+voter has said that its log is empty too, and whoever then votes for it or is elected is ready from
+there on. So a new cluster begins when all its voters are there; whoever has heard the call for the
+first votes is no obstacle when the first leader dies before it has told anyone of a commit; and
+voters that lost their disks never begin a second cluster beside what is left of the first.
 
 Invariants: the term never goes back; one vote per term, on disk before it is told to anyone; a
 leader that is heard by a majority is not unseated by a node that does not hear it.
@@ -22,7 +26,7 @@ from typing import Any
 
 from raftq.cluster.applied import NO_OP_ENTRY, Applied, Applier
 from raftq.cluster.consensus_config import RaftLimits, RaftTimes
-from raftq.cluster.journal import Journal
+from raftq.cluster.journal import FIRST_INDEX, Journal
 from raftq.cluster.proposals import Proposals
 from raftq.cluster.raft_library import CANDIDATE, FOLLOWER, LEADER, Library, Node
 from raftq.cluster.raft_messages import Message
@@ -64,6 +68,7 @@ class Elector(Library):
         self._pre_votes: dict[str, bool] | None = None
         self._incoming: tuple[int, int, bytearray] | None = None
         self._leader_heard = float("-inf")
+        self._said_waiting = False
         super().__init__(setup.node_id, setup.others, setup.times, setup.transport)
         self.log = self.journal
         self.term_now, self.voted_for = self.journal.term, self.journal.vote
@@ -86,9 +91,16 @@ class Elector(Library):
     def _ask_pre_votes(self, now: float) -> None:
         self._become_follower(None)
         self._pre_votes = {self.setup.node_id: True}
-        if self._is_majority(self._pre_votes):
+        if self._may_stand(self._pre_votes):
             self._stand(now)
             return
+        if not self.journal.may_vote and not self._said_waiting:
+            self._said_waiting = True
+            logger.info(
+                "raft node=%s knows nothing yet: it waits for a leader, or for all of %s to begin",
+                self.setup.node_id,
+                ", ".join(sorted(self.setup.others)),
+            )
         self._broadcast(self._vote_message("pre_vote", self.term_now + 1))
 
     def _stand(self, now: float) -> None:
@@ -115,11 +127,23 @@ class Elector(Library):
     def _is_majority(self, votes: dict[str, bool]) -> bool:
         return len(votes) * 2 > len(self.setup.others) + 1
 
+    def _may_stand(self, pre_votes: dict[str, bool]) -> bool:
+        if self.journal.may_vote:
+            return self._is_majority(pre_votes)
+        return len(pre_votes) == len(self.setup.others) + 1
+
     def _would_vote_for(self, message: Message) -> bool:
         journal = self.journal
         theirs = message["last_term"], message["last_index"]
         ours = journal.last_term, journal.last_index
-        return theirs >= ours and message["ready"] == journal.may_vote
+        if not message["ready"]:
+            # The beginning of a cluster. Nothing can have been decided while all logs are empty.
+            return theirs == ours == (0, FIRST_INDEX)
+        return journal.may_vote and theirs >= ours
+
+    def _be_ready(self) -> None:
+        if not self.journal.may_vote:
+            self.journal.set_may_vote()
 
     def _on_pre_vote(self, node: Node, message: Message) -> None:
         now = self.setup.clock()
@@ -140,7 +164,7 @@ class Elector(Library):
             and message["for_term"] == self.term_now + 1
         ):
             self._pre_votes[node.id] = True
-            if self._is_majority(self._pre_votes):
+            if self._may_stand(self._pre_votes):
                 self._stand(self.setup.clock())
 
     def _on_request_vote(self, node: Node, message: Message) -> None:
@@ -157,6 +181,7 @@ class Elector(Library):
             and self._would_vote_for(message)
         )
         if granted:
+            self._be_ready()
             self._set_term(term, node.id)
             self._postpone_election(now)
         self._answer(node, {"type": "response_vote", "term": self.term_now, "granted": granted})
@@ -173,6 +198,7 @@ class Elector(Library):
         setup, now = self.setup, self.setup.clock()
         logger.info("raft node=%s leads term=%d", setup.node_id, self.term_now)
         self.state = LEADER
+        self._be_ready()
         period = setup.times.append_ms / 1000
         self._replication = Replication(
             self.journal, setup.limits, period, self._send_now, setup.snapshots.load

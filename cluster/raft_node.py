@@ -75,6 +75,8 @@ class RaftNode(Elector):
             "refuse_command": self._on_refuse_command,
         }
         self._snapshot_index = recover(setup.journal, setup.snapshots, setup.applier)
+        self.restored = self._snapshot_index > FIRST_INDEX
+        """Whether it began with a snapshot."""
         super().__init__(setup)
         self.commit, self.applied = self.journal.commit_index, self._snapshot_index
 
@@ -180,7 +182,8 @@ class RaftNode(Elector):
             # A hint that it died: ask around soon. Who still hears it will not vote.
             now = self.setup.clock()
             self._leader_heard = float("-inf")
-            soon = self.setup.times.election_ms_min / 1000 * 0.3 * self.setup.rng.random()
+            # Not at once: the others should have noticed too when they are asked.
+            soon = self.setup.times.election_ms_min / 1000 * self.setup.rng.uniform(0.1, 0.3)
             self.election_deadline = min(self.election_deadline, now + soon)
             self.proposals.resend()
 
@@ -258,10 +261,6 @@ class RaftNode(Elector):
                 journal.append(command, index + offset, term)
             return
 
-    def _be_ready(self) -> None:
-        if not self.journal.may_vote:
-            self.journal.set_may_vote()
-
     def _on_install_snapshot(self, node: Node, message: Message) -> None:
         if not self._follow(node, message["term"]):
             return
@@ -332,7 +331,6 @@ class RaftNode(Elector):
             # Only an entry of the own term says that a majority follows this leader.
             if index > self.commit and self.journal.term_at(index) == self.term_now:
                 self._set_commit(index)
-                self._be_ready()
 
     def _set_commit(self, index: int) -> None:
         assert index > self.commit

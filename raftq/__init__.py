@@ -7,6 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from raftq.client.blocking import Admin as Admin
+    from raftq.client.blocking import Consumer as Consumer
+    from raftq.client.blocking import Producer as Producer
+    from raftq.client.results import Appended as Appended
     from raftq.client.wire import errors as errors
     from raftq.client.wire.errors import RaftqError as RaftqError
     from raftq.node.embedded import AsyncQueue as AsyncQueue
@@ -14,13 +18,20 @@ if TYPE_CHECKING:
     from raftq.node.embedded import Queue as Queue
 
 _HOMES = {
+    "Admin": "raftq.client.blocking",
+    "Appended": "raftq.client.results",
     "AsyncQueue": "raftq.node.embedded",
+    "Consumer": "raftq.client.blocking",
     "Message": "raftq.node.embedded",
+    "Producer": "raftq.client.blocking",
     "Queue": "raftq.node.embedded",
     "RaftqError": "raftq.client.wire.errors",
 }
 
-__all__ = ["AsyncQueue", "Message", "Queue", "RaftqError", "errors"]
+__all__ = [
+    "Admin", "Appended", "AsyncQueue", "Consumer", "Message", "Producer", "Queue", "RaftqError",
+    "errors",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -22,6 +22,8 @@
     │   ├── NotEnoughReplicas   too few replicas are in sync to accept the write
     │   ├── Throttled           too much at once; try again later (details: wait_ms)
     │   ├── NodeStopping        the node drains and takes no new requests
+    │   ├── TopicExists         a topic has that name already
+    │   ├── AccessDenied        the caller has not proved that it may
     │   └── InvalidArgument     a value that no caller should pass
     ├── TransportError          the way to the node
     │   ├── ConnectFailed       no connection was made; nothing was sent
@@ -193,6 +195,14 @@ class NodeStopping(RequestError):
     code = "node_stopping"
     retriable = True
     refresh_route = True
+
+
+class TopicExists(RequestError):
+    code = "topic_exists"
+
+
+class AccessDenied(RequestError):
+    code = "access_denied"
 
 
 class InvalidArgument(RequestError, ValueError):

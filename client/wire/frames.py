@@ -14,12 +14,13 @@ All numbers are little-endian. Batches are never inside msgpack, so they can be 
 received into buffers of their own: `encode_frame` gives fragments instead of joining big buffers,
 and the decoder asks for the rest of a big frame to be read straight into that frame's own buffer.
 
-Every number is checked before anything is allocated for it; what does not fit is a
-RemoteProtocolError, after which the stream has no meaning and the decoder refuses to go on. What a
-header says is not looked at here.
+Every number is checked before anything is allocated for it, and memory for a frame is taken as its
+bytes arrive, not when they are announced. What does not fit is a RemoteProtocolError, after which
+the stream has no meaning and the decoder refuses to go on. What a header says is not looked at
+here.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from struct import Struct
 
 from raftq.client.wire.errors import LocalProtocolError, RemoteProtocolError, TooLarge
@@ -29,9 +30,14 @@ Buffer = bytes | bytearray | memoryview
 FRAME_BYTES_MAX = 72 * 1024 * 1024  # a batch of BATCH_BYTES_MAX and its header, with room to spare
 HEADER_BYTES_MAX = 1024 * 1024
 JOIN_BYTES_MAX = 4096  # below this a copy is cheaper than one more fragment
-WINDOW_BYTES_MIN = 4096
-WINDOW_BYTES_MAX = 64 * 1024
-FLAGS_KNOWN = 0
+SCRATCH_BYTES = 128 * 1024
+PEEK_BYTES = 4096
+OWN_BYTES_MIN = 4096  # a frame over this that has not arrived whole gets a buffer of its own
+DIRECT_BYTES_MIN = (
+    128 * 1024
+)  # from here on one more read is cheaper than copying what one read got
+FIRST_BYTES = 64 * 1024  # taken for a frame before it has shown that it is really as big
+TRUST_BYTES_MAX = 1024 * 1024  # the same, where the frame before it was
 
 PREFIX = Struct("<IBBHII")
 PREFIX_BYTES = PREFIX.size
@@ -108,21 +114,30 @@ def _fragments(front: bytes, raw: Sequence[Buffer]) -> list[Buffer]:
     return fragments
 
 
+def _always(count: int) -> bool:
+    return True
+
+
 class FrameDecoder:
-    """Cuts a stream into frames: write into `get_buffer()`, tell `received()`, take `next_frame()`.
+    """Cuts a stream into frames: write into `get_buffer()`, tell `received()`, take `next_frame()`
+    until it gives None.
 
-    Small frames are cut from a window that grows with the traffic, from 4 KiB to 64 KiB. A frame
-    over 4 KiB whose end has not arrived gets a buffer of its own, and `get_buffer` then gives the
-    rest of that buffer and not a byte more. After it the window is small again, so that of the
-    next big frame little has to be copied.
+    Bytes are received into a scratch buffer, from which small frames are cut. All decoders of one
+    event loop may share it, because between two reads a decoder keeps nothing there: what is left
+    of a small frame it copies, and a frame over 4 KiB whose end has not arrived gets a buffer of
+    its own, which `get_buffer` then gives, and not a byte more. That buffer grows with what has
+    arrived, so that a length alone takes no memory. After a frame of 128 KiB or more the decoder
+    only peeks at the next one, so that little of it has to be copied.
 
-    Frames that were received but not taken stay in the window: a caller that takes none and reads
-    none holds no more memory than it has.
+    `allow(bytes)` is asked before memory is taken for a big frame. If it says no, the decoder is
+    `starved`: the caller must not read on until `next_frame()` was called again with more success.
+    A caller that stops before it got None calls `keep()`: frames not taken wait in the decoder.
     """
 
     __slots__ = (
-        "_buffer", "_end", "_failed", "_filled", "_kinds", "_own", "_prefix", "_start", "_window",
-        "frame_bytes_max", "header_bytes_max",
+        "_allow", "_data", "_end", "_failed", "_filled", "_kinds", "_last_bytes", "_own",
+        "_own_bytes", "_peek", "_prefix", "_prior", "_scratch", "_start", "_target",
+        "frame_bytes_max", "header_bytes_max", "starved",
     )  # fmt: skip
 
     def __init__(
@@ -130,40 +145,58 @@ class FrameDecoder:
         kinds: Collection[int],
         frame_bytes_max: int = FRAME_BYTES_MAX,
         header_bytes_max: int = HEADER_BYTES_MAX,
+        scratch: memoryview | None = None,
+        allow: Callable[[int], bool] = _always,
     ) -> None:
         self.frame_bytes_max = frame_bytes_max
         self.header_bytes_max = header_bytes_max
+        self.starved = False
         self._kinds = kinds
-        self._buffer = bytearray(WINDOW_BYTES_MIN)
-        self._start = self._end = 0  # the part of _buffer that is received and not yet taken
-        self._window = WINDOW_BYTES_MIN  # bytes asked for at once
-        self._own: memoryview | None = None  # header and raw part of a big frame
+        self._allow = allow
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES)) if scratch is None else scratch
+        self._data = _NOTHING  # holds what was received and not yet taken, from _start to _end
+        self._start = self._end = 0
+        self._target = _NOTHING  # what get_buffer gave a part of: it begins with _prior old bytes
+        self._prior = 0
+        self._peek = False
+        self._own: memoryview | None = None  # header and raw part of a big frame, as far as taken
+        self._own_bytes = 0  # what _own must have in the end
         self._filled = 0  # bytes of _own that have arrived
+        self._last_bytes = 0  # of the big frame before
         self._prefix = (0, 0, 0)  # kind, header_length, correlation_id of the big frame
         self._failed = ""
 
-    def get_buffer(self) -> memoryview:
-        """Where the next bytes belong; never empty. It is valid until the next call of a method."""
-        if self._own is not None and self._filled < len(self._own):
+    @property
+    def receiving(self) -> int:
+        """Bytes that have arrived of a big frame which is not whole yet."""
+        return PREFIX_BYTES + self._filled if self._own is not None else 0
+
+    def get_buffer(self, window: int = SCRATCH_BYTES) -> memoryview:
+        """Where the next bytes belong, never empty; about `window` bytes for small frames. It is
+        valid until the next call of a method."""
+        if self._own is not None:
+            if self._filled == len(self._own) < self._own_bytes:
+                self._grow()
             return self._own[self._filled :]
-        if self._start:
-            # Move what is left to the front; it is less than one small frame, mostly nothing.
-            left = self._end - self._start
-            self._buffer[:left] = self._buffer[self._start : self._end]
-            self._start, self._end = 0, left
-        room_end = max(self._window, self._end + PREFIX_BYTES)
-        if room_end > len(self._buffer):
-            self._buffer = self._buffer.ljust(room_end, b"\0")
-        return memoryview(self._buffer)[self._end : room_end]
+        if self._peek or window < PEEK_BYTES:
+            window = PEEK_BYTES
+        self._prior = prior = self._end - self._start
+        target = self._scratch
+        if prior:
+            window = max(window, prior + PEEK_BYTES)
+            if window > len(target):
+                target = memoryview(bytearray(window))
+            target[:prior] = self._data[self._start : self._end]
+        self._target = target
+        return target[prior:window]
 
     def received(self, count: int) -> None:
         """`count` bytes were written to the start of the last `get_buffer()`."""
-        if self._own is not None and self._filled < len(self._own):
+        if self._own is not None:
             self._filled += count
-            return
-        self._end += count
-        if self._end >= self._window < WINDOW_BYTES_MAX:
-            self._window *= 2
+        else:
+            self._data = self._target
+            self._start, self._end = 0, self._prior + count
 
     def next_frame(self) -> Frame | None:
         """The next whole frame, or None until more bytes arrive. Raises RemoteProtocolError."""
@@ -172,61 +205,112 @@ class FrameDecoder:
         if self._own is not None:
             return self._take_own()
         start = self._start
-        available = self._end - start
-        if available < PREFIX_BYTES:
+        if self._end - start < PREFIX_BYTES:
+            self.keep()
             return None
-        fields = PREFIX.unpack_from(self._buffer, start)
-        length, kind, _, _, header_length, correlation_id = fields
-        self._check(fields)
+        data = self._data
+        length, kind, flags, reserved, header_length, correlation_id = PREFIX.unpack_from(
+            data, start
+        )
         header_at = start + PREFIX_BYTES
-        end = start + LENGTH_BYTES + length
-        if end > self._end:
-            if LENGTH_BYTES + length > WINDOW_BYTES_MIN:
-                self._give_own(length - _LEAST, (kind, header_length, correlation_id))
-            return None
         raw_at = header_at + header_length
-        header = bytes(self._buffer[header_at:raw_at])
-        raw = memoryview(self._buffer[raw_at:end]) if raw_at < end else _NOTHING
+        end = start + LENGTH_BYTES + length
+        if (
+            end - start > self.frame_bytes_max
+            or raw_at > end
+            or header_length > self.header_bytes_max
+            or flags
+            or reserved
+            or kind not in self._kinds
+        ):
+            self._refuse(PREFIX.unpack_from(data, start))
+        if end > self._end:
+            if end - start > OWN_BYTES_MIN:
+                self._begin_own(end - header_at, (kind, header_length, correlation_id))
+            else:
+                self.keep()
+            return None
         self._start = end
-        return Frame(kind, correlation_id, header, raw)
+        self._peek = False
+        return Frame(
+            kind,
+            correlation_id,
+            bytes(data[header_at:raw_at]),
+            memoryview(bytearray(data[raw_at:end])) if raw_at < end else _NOTHING,
+        )
 
-    def _check(self, fields: tuple[int, ...]) -> None:
+    def keep(self) -> None:
+        """Leave the scratch buffer to others: copy what is left in it."""
+        data = self._data
+        if data.obj is not self._scratch.obj:
+            return  # kept already
+        left = self._end - self._start
+        self._data = memoryview(bytearray(data[self._start : self._end])) if left else _NOTHING
+        self._start, self._end = 0, left
+
+    def clear(self) -> None:
+        """Let go of all memory; the stream is over."""
+        self._data = self._target = self._scratch = _NOTHING
+        self._start = self._end = self._prior = 0
+        self._own = None
+        self._allow = _always
+        self._failed = "the stream is over"
+
+    def _refuse(self, fields: tuple[int, ...]) -> None:
         length, kind, flags, reserved, header_length, _ = fields
         size = length + LENGTH_BYTES
         if size > self.frame_bytes_max:
-            self._fail(f"a frame of {size} bytes is over the limit of {self.frame_bytes_max}")
-        if length < _LEAST:
-            self._fail(f"a frame of {size} bytes has no room for its own prefix")
-        if kind not in self._kinds:
-            self._fail(f"frame kind {kind} is not known here")
-        if flags & ~FLAGS_KNOWN or reserved:
-            self._fail(f"frame flags {flags:#x} and {reserved:#x} are not known here")
-        if header_length > length - _LEAST:
-            self._fail(f"a header of {header_length} bytes does not fit in a frame of {size}")
-        if header_length > self.header_bytes_max:
-            self._fail(
+            reason = f"a frame of {size} bytes is over the limit of {self.frame_bytes_max}"
+        elif length < _LEAST:
+            reason = f"a frame of {size} bytes has no room for its own prefix"
+        elif kind not in self._kinds:
+            reason = f"frame kind {kind} is not known here"
+        elif flags or reserved:
+            reason = f"frame flags {flags:#x} and {reserved:#x} are not known here"
+        elif header_length > length - _LEAST:
+            reason = f"a header of {header_length} bytes does not fit in a frame of {size}"
+        else:
+            reason = (
                 f"a header of {header_length} bytes is over the limit of {self.header_bytes_max}"
             )
-
-    def _fail(self, reason: str) -> None:
         self._failed = reason
         raise RemoteProtocolError(reason)
 
-    def _give_own(self, size: int, prefix: tuple[int, int, int]) -> None:
+    def _begin_own(self, size: int, prefix: tuple[int, int, int]) -> None:
         """Move the frame that has begun, and nothing else is left, to a buffer of its own."""
         start = self._start + PREFIX_BYTES
-        self._filled = self._end - start
-        self._own = memoryview(bytearray(size))
-        self._own[: self._filled] = memoryview(self._buffer)[start : self._end]
+        arrived = self._end - start
+        trusted = min(self._last_bytes, TRUST_BYTES_MAX)
+        room = min(size, max(FIRST_BYTES, 2 * arrived, trusted))
+        self.starved = not self._allow(room)
+        if self.starved:
+            self.keep()
+            return
+        self._own = memoryview(bytearray(room))
+        self._own[:arrived] = self._data[start : self._end]
+        self._own_bytes, self._filled = size, arrived
         self._prefix = prefix
+        self._data = _NOTHING
         self._start = self._end = 0
-        self._window = WINDOW_BYTES_MIN
+
+    def _grow(self) -> None:
+        own = self._own
+        assert own is not None
+        self._own = memoryview(bytearray(min(self._own_bytes, 2 * len(own))))
+        self._own[: len(own)] = own
 
     def _take_own(self) -> Frame | None:
         own = self._own
         assert own is not None
-        if self._filled < len(own):
+        filled = self._filled
+        if filled < self._own_bytes:
+            if filled == len(own):
+                self.starved = not self._allow(min(self._own_bytes, 2 * filled) - filled)
+                if not self.starved:
+                    self._grow()
             return None
         self._own = None
+        self._last_bytes = filled
+        self._peek = filled >= DIRECT_BYTES_MIN
         kind, header_length, correlation_id = self._prefix
         return Frame(kind, correlation_id, bytes(own[:header_length]), own[header_length:])

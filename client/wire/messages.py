@@ -229,11 +229,17 @@ class Ping(Request[PingReply]):
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """Where a node listens."""
+    """Where a node listens, and how it is."""
 
     node_id: NodeId
     host: Name
     port: U16
+    http_port: U16 = 0
+    raft_address: Name = ""
+    rack: Name = ""
+    incarnation: Offset = 0
+    alive: bool = True
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +251,9 @@ class PartitionInfo:
     epoch: Epoch
     replicas: Annotated[tuple[NodeId, ...], Most(64)]
     isr: Annotated[tuple[NodeId, ...], Most(64)]
+    target: Annotated[
+        tuple[NodeId, ...], Most(64)
+    ] = ()  # of a move under way; () when there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +263,8 @@ class TopicInfo:
     topic: Name
     partitions: tuple[PartitionInfo, ...] = ()
     error: ErrorCode = ""
+    topic_id: Offset = 0
+    config: Annotated[Mapping[str, Detail], Most(64)] = field(default_factory=dict)
 
 
 @register

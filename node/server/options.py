@@ -26,6 +26,12 @@ class ServerOptions:
     """Requests without an answer; no more are read until one is answered."""
     in_flight_bytes_max: int = 32 * 1024 * 1024
     """Bytes of those requests; a connection holds at most this and one frame."""
+    memory_bytes_max: int = 512 * 1024 * 1024
+    """Of the whole listener: requests that arrive or are in flight. Beyond it, big requests are
+    read one connection after the other."""
+    frame_stall_ms: int = 10_000
+    """A caller must send at least 64 KiB of a big request in this time, and when memory is short
+    all of it. Too short: slow networks cannot send big requests."""
     write_bytes_high: int = 1024 * 1024
     """Unsent replies beyond which no more requests are read."""
     write_bytes_max: int = 256 * 1024 * 1024

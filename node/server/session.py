@@ -4,8 +4,10 @@
         └──no or bad Hello, handshake_ms──────────────┘
 
 A request goes to its handler as soon as it is whole; replies go out as they are ready, in any
-order. Nothing is read while the connection has as much in flight as it may, or while the caller
-does not read its replies: frames that have arrived by then stay undecoded in the decoder's window.
+order. Nothing is read while the connection has as much in flight as it may, while the caller does
+not read its replies, or while a big request waits for memory (see budget.py): frames that have
+arrived by then stay undecoded in the decoder. The raw part of a request is writable memory that its
+handler may keep and change.
 
 A malformed frame ends this connection and nothing else: the reason is sent (correlation id 0), the
 sending side is shut, and what still arrives is thrown away for `linger_ms`, since closing at once
@@ -14,6 +16,7 @@ would make the kernel drop the reason. Requests of a connection that is gone are
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
@@ -38,6 +41,7 @@ from raftq.client.wire.messages import (
     encode_message,
     request_kinds,
 )
+from raftq.node.server.budget import MemoryBudget
 from raftq.node.server.options import ServerOptions
 
 logger = logging.getLogger(__name__)
@@ -49,46 +53,68 @@ Answer = Message | tuple[Message, Sequence[Buffer]]
 Handler = Callable[[Any, memoryview, "Session"], Answer | Awaitable[Answer]]
 
 
+# What the listener saw of a big frame: its number, the bytes that had arrived, and when.
+NO_FRAME = (0, 0, 0.0)
+
+_NODE_NAME = re.compile(r"node-([0-9]{1,10})", re.ASCII)
+
+
 class Owner(Protocol):
     """What a session needs from its listener."""
 
     options: ServerOptions
     handlers: Mapping[type[Message], Handler]
     draining: bool
+    scratch: memoryview
+    memory: MemoryBudget["Session"]
 
     def greet(self, hello: Hello, version: int) -> HelloReply: ...
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Future[Any]": ...
     def joined(self, session: "Session") -> None: ...
     def left(self, session: "Session") -> None: ...
     def finished(self) -> None: ...
+    def memory_freed(self) -> None: ...
 
 
 class Session(asyncio.BufferedProtocol):
     """One connection. Its public attributes are for handlers and for the listener."""
 
     __slots__ = (
-        "_decoder", "_held", "_in_flight", "_in_flight_bytes", "_out", "_out_bytes", "_owner",
-        "_serving", "_transport", "_write", "_writing_paused", "hello", "leaving", "peer", "since",
+        "_decoder", "_held", "_in_flight", "_in_flight_bytes", "_memory", "_options", "_out",
+        "_out_bytes", "_owner", "_receiving_bytes", "_serving", "_transport", "_write",
+        "_writing_paused", "frame_mark", "frames", "hello", "leaving", "node_id", "peer", "since",
         "touched",
     )  # fmt: skip
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
-        self._decoder = FrameDecoder(request_kinds(), owner.options.handshake_bytes_max)
+        self._options = options = owner.options
+        self._memory = owner.memory
+        self._decoder = FrameDecoder(
+            request_kinds(),
+            options.handshake_bytes_max,
+            scratch=owner.scratch,
+            allow=self._may_take,
+        )
         self._transport: asyncio.Transport
         self._write: Write
         self._in_flight: dict[int, asyncio.Future[Any]] = {}
         self._in_flight_bytes = 0
+        self._receiving_bytes = 0  # taken from the budget for a frame that is not whole
         self._out: list[Buffer] = []  # replies of the requests that are being served right now
         self._out_bytes = 0
         self._serving = False
         self._held = False  # reading is paused
         self._writing_paused = False
         self.hello: Hello | None = None
+        self.node_id: int | None = None
+        """Of a caller with the role "node"; others have none."""
         self.leaving = False
         self.peer = "?"
         self.touched = True  # something happened since the listener last looked
         self.since = 0.0  # when the listener last saw it touched
+        self.frames = 0  # big frames received
+        self.frame_mark = NO_FRAME
 
     @property
     def in_flight(self) -> int:
@@ -100,20 +126,25 @@ class Session(asyncio.BufferedProtocol):
         """Whether the caller leaves too many replies unread."""
         return self._writing_paused
 
+    @property
+    def receiving(self) -> int:
+        """Bytes of a big frame that is not whole, as far as the caller could send it."""
+        return 0 if self._held else self._decoder.receiving
+
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclass of asyncio's, though they have all its methods.
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=self._owner.options.write_bytes_high)
+        self._transport.set_write_buffer_limits(high=self._options.write_bytes_high)
         self._write = fragment_writer(self._transport)
         self.peer = str(transport.get_extra_info("peername"))
         self._owner.joined(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self.leaving:
-            return memoryview(bytearray(JOIN_BYTES_MAX))
-        return self._decoder.get_buffer()
+            return self._owner.scratch
+        return self._decoder.get_buffer(self._memory.window)
 
     def buffer_updated(self, nbytes: int) -> None:
         if not self.leaving:
@@ -134,21 +165,39 @@ class Session(asyncio.BufferedProtocol):
         self.leaving = True
         for future in list(self._in_flight.values()):
             future.cancel()
+        self._decoder.clear()
+        self._memory.leave(self, self._receiving_bytes)
+        self._receiving_bytes = 0
+        self._owner.memory_freed()
         self._owner.left(self)
+
+    # Memory.
+
+    def _may_take(self, count: int) -> bool:
+        taken = self._memory.ask(self, count)
+        if taken:
+            self._receiving_bytes += count
+        return taken
+
+    def go_on(self) -> None:
+        """There is memory for the frame that waited for it."""
+        self.touched = True
+        self._serve()
 
     # Requests.
 
     def _is_full(self) -> bool:
-        options = self._owner.options
+        options = self._options
         return (
             self._writing_paused
             or len(self._in_flight) >= options.in_flight_max
             or self._in_flight_bytes >= options.in_flight_bytes_max
+            or self._memory.is_full(self._in_flight_bytes)
         )
 
     def _steer(self) -> None:
         """Read exactly when there is room for another request."""
-        held = not self.leaving and self._is_full()
+        held = not self.leaving and (self._decoder.starved or self._is_full())
         if held != self._held and not self._transport.is_closing():
             self._held = held
             if held:
@@ -163,17 +212,30 @@ class Session(asyncio.BufferedProtocol):
         self._serving = True
         decoder = self._decoder
         try:
-            while not self.leaving and not self._is_full():
+            while not self._is_full():
                 frame = decoder.next_frame()
                 if frame is None:
                     break
+                if self._receiving_bytes:
+                    self._account_whole()
                 self._handle(decode_message(frame), frame.correlation_id, frame.raw, frame.size)
+                if self.leaving:
+                    break
+            else:
+                decoder.keep()
         except ProtocolError as error:
             self.part(error)
         finally:
             self._serving = False
             self._flush()
         self._steer()
+
+    def _account_whole(self) -> None:
+        self.frames += 1
+        self._memory.whole(self, self._receiving_bytes)
+        self._receiving_bytes = 0
+        if self._memory.short:
+            self._owner.memory_freed()
 
     def _handle(self, message: Message, request_id: int, raw: memoryview, size: int) -> None:
         self.touched = True
@@ -193,18 +255,20 @@ class Session(asyncio.BufferedProtocol):
         except Exception as error:
             self._refuse(request_id, message, error)
             return
-        if isinstance(answer, Message | tuple):
+        if type(answer) is tuple or isinstance(answer, Message):
             self._answer(request_id, message, answer)
             return
-        future = answer if isinstance(answer, asyncio.Future) else owner.spawn(_outcome(answer))
+        waiting = cast(Awaitable[Answer], answer)
+        future = waiting if asyncio.isfuture(waiting) else owner.spawn(_outcome(waiting))
         self._in_flight[request_id] = future
         self._in_flight_bytes += size
+        self._memory.start(size)
         future.add_done_callback(partial(self._finish, request_id, message, size))
 
     def _greet(self, message: Message, request_id: int) -> None:
         if not isinstance(message, Hello):
             raise RemoteProtocolError(f"{type(message).__name__} before Hello")
-        options = self._owner.options
+        options = self._options
         version = min(message.version_max, options.version_max)
         try:
             if version < max(message.version_min, options.version_min):
@@ -218,6 +282,8 @@ class Session(asyncio.BufferedProtocol):
             self.part(error, request_id)
             return
         self.hello = message
+        if message.role == "node" and (name := _NODE_NAME.fullmatch(message.name)) is not None:
+            self.node_id = int(name[1])
         self._decoder.frame_bytes_max = options.frame_bytes_max
         self._answer(request_id, message, reply)
 
@@ -228,6 +294,10 @@ class Session(asyncio.BufferedProtocol):
         del self._in_flight[request_id]
         self._in_flight_bytes -= size
         self.touched = True
+        owner, memory = self._owner, self._memory
+        if memory.short:
+            owner.memory_freed()
+        memory.finish(size)
         if future.cancelled():
             # Only its own listener or a stopping node cancels a request.
             self._refuse(request_id, message, NodeStopping("the request was given up"))
@@ -237,7 +307,7 @@ class Session(asyncio.BufferedProtocol):
             self._refuse(request_id, message, result)
         else:
             self._answer(request_id, message, result)
-        self._owner.finished()
+        owner.finished()
         self._serve()
 
     # Replies.
@@ -249,7 +319,7 @@ class Session(asyncio.BufferedProtocol):
             reply, raw = answer if isinstance(answer, tuple) else (answer, ())
             if reply.kind != request.kind + 1:
                 raise TypeError(f"{type(reply).__name__} does not answer {type(request).__name__}")
-            fragments = encode_message(reply, request_id, raw, self._owner.options.frame_bytes_max)
+            fragments = encode_message(reply, request_id, raw, self._options.frame_bytes_max)
         except Exception as error:
             self._refuse(request_id, request, error)
             return
@@ -269,7 +339,7 @@ class Session(asyncio.BufferedProtocol):
         """Write a reply; those of one reading are collected and leave together."""
         self._out += fragments
         self._out_bytes += sum(map(len, fragments))
-        if not self._serving or self._out_bytes > self._owner.options.write_bytes_high:
+        if not self._serving or self._out_bytes > self._options.write_bytes_high:
             self._flush()
 
     def _flush(self) -> None:
@@ -284,9 +354,10 @@ class Session(asyncio.BufferedProtocol):
         else:
             self._write(out)
         self._out, self._out_bytes = [], 0
-        unsent = self._transport.get_write_buffer_size()
-        if unsent > self._owner.options.write_bytes_max:
-            self.cut(f"{unsent} bytes of replies are not read")
+        if self._writing_paused:
+            unsent = self._transport.get_write_buffer_size()
+            if unsent > self._options.write_bytes_max:
+                self.cut(f"{unsent} bytes of replies are not read")
 
     # The end.
 

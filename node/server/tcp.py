@@ -6,9 +6,13 @@
         await server.drain(10.0)
 
 One timer looks at all connections from time to time and ends those that overstay: no Hello within
-`handshake_ms`, nothing asked for `idle_ms`, replies unread for `write_stall_ms`. So no request pays
-for a timer or a look at the clock; a limit may be exceeded by two looks, which is half of the
-shortest limit and at most ten seconds.
+`handshake_ms`, nothing asked for `idle_ms`, replies unread for `write_stall_ms`, a big request that
+does not get on for `frame_stall_ms`. So no request pays for a timer or a look at the clock; a limit
+may be exceeded by two looks, which is half of the shortest limit and at most ten seconds.
+
+There are no requests without a reply: a Produce with acks "none" is answered as soon as it is read.
+The reply costs its caller nothing to ignore, bounds what is in flight, and carries the errors that
+tell a producer to look for another leader.
 
 Tasks of handlers that wait belong to the server's task group; leaving `async with` cancels them.
 """
@@ -21,14 +25,17 @@ from types import TracebackType
 from typing import Any, Self
 
 from raftq.client.wire.errors import ConnectionLost, NodeStopping, RemoteProtocolError, Throttled
+from raftq.client.wire.frames import SCRATCH_BYTES
 from raftq.client.wire.messages import Hello, HelloReply, Message, Ping, PingReply
+from raftq.node.server.budget import MemoryBudget
 from raftq.node.server.options import ServerOptions
-from raftq.node.server.session import Handler, Session
+from raftq.node.server.session import NO_FRAME, Handler, Session
 
 logger = logging.getLogger(__name__)
 
 LOOK_S_MAX = 5.0
 CLOSE_S_MAX = 2.0
+STALL_BYTES = 64 * 1024
 
 
 def _answer_ping(message: Ping, raw: memoryview, session: Session) -> PingReply:
@@ -38,10 +45,11 @@ def _answer_ping(message: Ping, raw: memoryview, session: Session) -> PingReply:
 class TcpServer:
     """Serves the native protocol. `handlers` maps each request class to what answers it.
 
-    `admit` may refuse a caller by raising a RaftqError; it sees the Hello.
+    `admit` may refuse a caller by raising a RaftqError, which then is what `Connection.open` raises
+    there; it sees the Hello. `on_leave` is told of every admitted caller whose connection ended.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         handlers: Mapping[type[Message], Handler],
         *,
@@ -49,13 +57,18 @@ class TcpServer:
         cluster_id: str,
         options: ServerOptions | None = None,
         admit: Callable[[Hello], None] | None = None,
+        on_leave: Callable[[Session], None] | None = None,
     ) -> None:
         self.options = options or ServerOptions()
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))  # what sessions read into, in turns
+        self.memory: MemoryBudget[Session] = MemoryBudget(self.options.memory_bytes_max)
         self.handlers: Mapping[type[Message], Handler] = {Ping: _answer_ping, **handlers}
         self.draining = False
         self.port = 0
         self._identity = (node_id, cluster_id)
         self._admit = admit
+        self._on_leave = on_leave
+        self._waking = False
         self._group = asyncio.TaskGroup()
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._sessions: dict[Session, None] = {}
@@ -170,25 +183,52 @@ class TcpServer:
     def left(self, session: Session) -> None:
         self._sessions.pop(session, None)
         self._changed.set()
+        if self._on_leave is not None and session.hello is not None:
+            self._on_leave(session)
+
+    def memory_freed(self) -> None:
+        """Let those who wait for memory go on, once whoever calls is done."""
+        if not self._waking and self.memory.short:
+            self._waking = True
+            self._loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._waking = False
+        while (session := self.memory.next_waiting()) is not None:
+            session.go_on()
 
     # Those who overstay.
 
     def _schedule_look(self) -> None:
         options = self.options
         shortest = min(
-            options.handshake_ms, options.idle_ms, options.write_stall_ms, options.linger_ms
-        )
+            options.handshake_ms, options.idle_ms, options.write_stall_ms, options.linger_ms,
+            options.frame_stall_ms,
+        )  # fmt: skip
         self._look = self._loop.call_later(min(shortest / 4000, LOOK_S_MAX), self._look_around)
 
     def _look_around(self) -> None:
         now = self._loop.time()
         for session in list(self._sessions):
+            if session.receiving:
+                self._judge_frame(session, now)
+            else:
+                session.frame_mark = NO_FRAME
             if session.touched:
                 session.touched = False
                 session.since = now
             else:
                 self._judge(session, (now - session.since) * 1000)
         self._schedule_look()
+
+    def _judge_frame(self, session: Session, now: float) -> None:
+        """Cut a caller that sends its big frame too slowly."""
+        frames, arrived, since = session.frame_mark
+        got_on = session.receiving - arrived >= STALL_BYTES and not self.memory.short
+        if frames != session.frames or not arrived or got_on:
+            session.frame_mark = (session.frames, session.receiving, now)
+        elif (now - since) * 1000 >= self.options.frame_stall_ms:
+            session.cut(f"a request of which {session.receiving} bytes came did not get on")
 
     def _judge(self, session: Session, quiet_ms: float) -> None:
         """End a connection on which nothing has happened for too long."""

@@ -15,6 +15,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -48,7 +49,7 @@ class File(Protocol):
         """Write the buffers at the end: all of them, or (DiskFull, StorageFailed) none."""
 
     def write_at(self, position: int, data: Buffer) -> None:
-        """Overwrite in place; only for the slots of a checkpoint."""
+        """Overwrite in place: the slots of a checkpoint, and bytes that are damaged anyway."""
 
     def read(self, position: int, length: int) -> bytes:
         """Up to `length` bytes from `position`; fewer only at the end of the file."""
@@ -95,6 +96,9 @@ class Disk(Protocol):
         """Replace `target` atomically; durable after `sync_directory`."""
 
     def remove(self, path: str) -> None: ...
+
+    def remove_directory(self, path: str) -> None:
+        """Remove it with everything in it, in any order and step by step; it may be missing."""
 
     def sync_directory(self, path: str) -> None: ...
 
@@ -338,6 +342,14 @@ class RealDisk:
     def remove(self, path: str) -> None:
         try:
             os.remove(path)
+        except OSError as error:
+            raise storage_error(error, "remove", path) from error
+
+    def remove_directory(self, path: str) -> None:
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            return
         except OSError as error:
             raise storage_error(error, "remove", path) from error
 

@@ -112,6 +112,13 @@ class Durability:
             self.flushed_offset = min(self.flushed_offset, head.end_offset)
             self._write(head, sync=True)
 
+    def restart(self, offset: int) -> None:
+        """Remember durably that the log is empty and goes on here; no segment is there now."""
+        with self._lock:
+            self.start_offset = self.flushed_offset = offset
+            slot = Checkpoint(segment_base=offset, flushed_offset=offset, start_offset=offset)
+            self._checkpoint.write(slot, sync=True)
+
     def move_start(self, start_offset: int, head: Head) -> None:
         """Remember durably that the log starts here; `start_offset` is flushed."""
         with self._lock:

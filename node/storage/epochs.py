@@ -3,8 +3,8 @@
 from raftq.node.storage.segment import Segments
 
 
-def epoch_starts(segments: Segments, start: int, end: int) -> list[tuple[int, int]]:
-    """(epoch, start_offset) of each epoch that has records in [start, end), in order."""
+def epoch_starts(segments: Segments, start: int) -> list[tuple[int, int]]:
+    """(epoch, start_offset) of each epoch in the segments, in order, none below `start`."""
     merged: list[tuple[int, int]] = []
     for segment in segments.items:
         for epoch, base in segment.facts.epochs:
@@ -13,4 +13,12 @@ def epoch_starts(segments: Segments, start: int, end: int) -> list[tuple[int, in
                 merged[-1] = (epoch, base)
             elif not merged or merged[-1][0] != epoch:
                 merged.append((epoch, base))
-    return [entry for entry in merged if entry[1] < end]
+    return merged
+
+
+def last_epoch(segments: Segments, none: int) -> int:
+    """The epoch of the newest batch that the segments tell of; `none` when there is no batch."""
+    for segment in reversed(segments.items):
+        if segment.facts.epochs:
+            return segment.facts.epochs[-1][0]
+    return none

@@ -75,7 +75,7 @@ class Flusher:
         """Return once every log is durable up to its target; the caller may run the round."""
         if any(log.flushed_offset < target for log, target in targets):
             self._turns.take(targets)
-            error = _missed(targets)
+            error = missed(targets)
             if error is not None:
                 raise error
 
@@ -107,7 +107,7 @@ class Flusher:
                 logs = [log for log in logs if id(log) in asked]
             self._round(logs)
             for targets, callback in waiting:
-                callback(_missed(targets))
+                callback(missed(targets))
 
     def _round(self, logs: list[Log]) -> None:
         with self._rounds:
@@ -128,7 +128,7 @@ class Flusher:
                         self._changed.notify_all()
 
 
-def _missed(targets: Targets) -> RaftqError | None:
+def missed(targets: Targets) -> RaftqError | None:
     """Why these targets were not reached; None when they were."""
     for log, target in targets:
         if log.flushed_offset < target:

@@ -13,16 +13,16 @@ Invariants
 The log knows nothing of leases, groups or topics, and it does not lock its directory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from crc32c import crc32c
 
-from raftq.client.wire.batch import FLAG_OFFSET_DELTAS, Batch, decode
-from raftq.client.wire.errors import CorruptBatch, OffsetOutOfRange, StorageFailed
+from raftq.client.wire.batch import FLAG_OFFSET_DELTAS, Batch, Buffer
+from raftq.client.wire.errors import DiskFull, StorageError, StorageFailed
 from raftq.node.storage.config import LogConfig
 from raftq.node.storage.disk import Disk
 from raftq.node.storage.durability import Durability, Head, SyncTicket
-from raftq.node.storage.epochs import epoch_starts
+from raftq.node.storage.epochs import last_epoch
 from raftq.node.storage.header import (
     FACTS,
     FACTS_AT,
@@ -34,36 +34,29 @@ from raftq.node.storage.header import (
 )
 from raftq.node.storage.index import SegmentIndex
 from raftq.node.storage.page_cache import PageCache
+from raftq.node.storage.readable import NO_EPOCH, ReadableLog
 from raftq.node.storage.reader import Reader
 from raftq.node.storage.recovery import Recovered, RecoveryReport, recover
+from raftq.node.storage.repair import repair_damage
 from raftq.node.storage.retention import segments_to_drop
 from raftq.node.storage.scan import scan
 from raftq.node.storage.scrub import ScrubState, ScrubStep, scrub_step
 from raftq.node.storage.segment import Segment
-
-_NO_EPOCH = -1
-_TIME_READ_BYTES = 64 * 1024
+from raftq.node.storage.stamped import Facts, Row, check_stamped
 
 
-class Log:
+class Log(ReadableLog):
     """An open log. `end_offset` is the offset the next record gets."""
 
     __slots__ = (
         "_config",
-        "_durability",
         "_epoch",
         "_file",
         "_head",
-        "_index",
-        "_page_cache",
-        "_reader",
         "_scrub",
         "_segment_bytes",
-        "directory",
         "disk",
-        "end_offset",
         "recovered",
-        "segments",
     )
 
     def __init__(self, disk: Disk, directory: str, config: LogConfig, recovered: Recovered) -> None:
@@ -96,59 +89,17 @@ class Log:
         self._index = index
         self._file = self.segments.file_of(segment)
         # The first append to a segment notes its epoch even when that did not change.
-        self._epoch = index.epochs[-1][0] if index.epochs else _NO_EPOCH
+        self._epoch = index.epochs[-1][0] if index.epochs else NO_EPOCH
+        self.last_epoch = last_epoch(self.segments, NO_EPOCH)
+        self._epoch_starts = None
         self.end_offset = index.end_offset
         self._head = (index.end_offset, index.base_offset, index.size, self._file)
         self._page_cache.start_at(index.size)
 
-    # Facts
-
-    @property
-    def start_offset(self) -> int:
-        return self._durability.start_offset
-
-    @property
-    def flushed_offset(self) -> int:
-        return self._durability.flushed_offset
-
-    @property
-    def size_bytes(self) -> int:
-        return self.segments.size_bytes
-
-    @property
-    def segment_count(self) -> int:
-        return len(self.segments.items)
-
-    @property
-    def failure(self) -> Exception | None:
-        """Why the log refuses writes, or None."""
-        return self._durability.failure
-
-    @property
-    def damaged(self) -> list[DamagedRange]:
-        """Every damaged range known so far, in offset order."""
-        start = self.start_offset
-        ranges = [*self._reader.gaps, *self.segments.damaged()]
-        return sorted(
-            (one for one in ranges if one.end >= start), key=lambda one: (one.start, one.position)
-        )
-
-    @property
-    def epochs(self) -> list[tuple[int, int]]:
-        """(epoch, start_offset) of each epoch that has records here, in order."""
-        return epoch_starts(self.segments, self.start_offset, self.end_offset)
-
-    def end_offset_for_epoch(self, epoch: int) -> int:
-        """Where records of epochs above `epoch` start; the end of the log when there are none."""
-        for other, start in self.epochs:
-            if other > epoch:
-                return start
-        return self.end_offset
-
     # Append
 
-    def append(self, batch: bytearray, epoch: int = 0) -> int:
-        """Stamp the checked batch, write it at the end, and return its base offset."""
+    def append(self, batch: bytearray | memoryview, epoch: int = 0) -> int:
+        """Stamp the checked batch in place, write it at the end, and return its base offset."""
         if self._durability.failure is not None:
             self._durability.check()
         index = self._index
@@ -177,7 +128,7 @@ class Log:
             self._page_cache.advance(index.size)
         return base
 
-    def append_many(self, batches: Sequence[bytearray], epoch: int = 0) -> list[int]:
+    def append_many(self, batches: Sequence[bytearray | memoryview], epoch: int = 0) -> list[int]:
         """Append several batches with one write: all of them or none."""
         self._durability.check()
         index = self._index
@@ -214,12 +165,66 @@ class Log:
             self._page_cache.advance(index.size)
         return bases
 
-    def _note_epoch(self, epoch: int, base: int) -> None:
-        assert epoch >= self._epoch, f"epoch {epoch} after {self._epoch}"
-        self._index.add_epoch(epoch, base)
-        self._epoch = epoch
+    def append_stamped(self, raw: Buffer) -> list[Facts]:
+        """Append whole batches that a leader stamped, back to back, as they are.
 
-    def _add_sparse(self, batch: bytearray) -> None:
+        All are checked before anything is written: a bad one raises CorruptBatch. Returns what
+        `Producers.note` wants to know of each batch. Fewer than came when the disk got full at the
+        start of a segment: `end_offset` says how far it went.
+        """
+        self._durability.check()
+        view = memoryview(raw)
+        rows, facts = check_stamped(view, self.end_offset, self.last_epoch)
+        start = first = 0
+        while first < len(rows):
+            try:
+                until, end = self._fit(rows, first, start)
+                self._write_stamped(view[start:end], rows[first:until])
+            except DiskFull:
+                if not first:
+                    raise
+                return facts[:first]
+            except StorageFailed as error:
+                self._durability.fail(error)
+                raise
+            first, start = until, end
+        return facts
+
+    def _fit(self, rows: list[Row], first: int, start: int) -> tuple[int, int]:
+        """(number of the row, byte) up to which batches go into the active segment; may roll."""
+        size, limit = self._index.size, self._segment_bytes
+        if size and size + rows[first][0] > limit:
+            self.roll()
+            size = self._index.size
+        until, end = first + 1, start + rows[first][0]
+        size += rows[first][0]
+        while until < len(rows) and (size := size + rows[until][0]) <= limit:
+            end += rows[until][0]
+            until += 1
+        return until, end
+
+    def _write_stamped(self, view: memoryview, rows: list[Row]) -> None:
+        self._file.append((view,))
+        index = self._index
+        for length, base, span, lane, timestamp, epoch, offsets in rows:
+            if epoch != self._epoch:
+                self._note_epoch(epoch, base)
+            if offsets is None:
+                index.add(length, base, span, lane, timestamp)
+            else:
+                index.add_sparse(length, offsets, (base, base + span), lane, timestamp)
+        self.end_offset = end = index.end_offset
+        self._head = (end, index.base_offset, index.size, self._file)
+        if index.size >= self._page_cache.due_at:
+            self._page_cache.advance(index.size)
+
+    def _note_epoch(self, epoch: int, base: int) -> None:
+        assert epoch >= self.last_epoch, f"epoch {epoch} after {self.last_epoch}"
+        self._index.add_epoch(epoch, base)
+        self._epoch = self.last_epoch = epoch
+        self._epoch_starts = None
+
+    def _add_sparse(self, batch: bytearray | memoryview) -> None:
         decoded = Batch(batch)
         bounds = (decoded.base_offset, decoded.end_offset)
         self._index.add_sparse(
@@ -249,138 +254,6 @@ class Log:
         # Records without a time (0) have no age.
         if age_ms is not None and 0 < first_ms <= now_ms - age_ms:
             self.roll()
-
-    # Read
-
-    def read(self, offset: int, bytes_max: int) -> bytes:
-        """Raw batches from the one that holds `offset`, whole, at least one, of one segment.
-
-        Empty at the end of the log. Their checksums are for whoever decodes them.
-        """
-        if offset == self.end_offset:
-            return b""
-        self._check_range(offset)
-        segment, _, position, data = self._reader.read(offset, bytes_max)
-        self._page_cache.note_read(segment, position, len(data))
-        return data
-
-    def batch_at(self, offset: int) -> Batch:
-        """The checked batch that holds the offset."""
-        if offset >= self.end_offset:
-            raise OffsetOutOfRange(self._range_text(offset))
-        self._check_range(offset)
-        return self._reader.batch_at(offset)
-
-    def batches(
-        self,
-        start: int,
-        end: int | None = None,
-        bytes_per_read: int = 1024 * 1024,
-        skip_damaged: bool = False,
-    ) -> Iterator[Batch]:
-        """Checked batches from the one that holds `start`, up to `end`.
-
-        Damage raises CorruptBatch, or is passed over with `skip_damaged`; either way it is in
-        `damaged` from then on.
-        """
-        end = self.end_offset if end is None else min(end, self.end_offset)
-        offset = start
-        while offset < end:
-            try:
-                self._check_range(offset)
-                segment, index, position, data = self._reader.read(offset, bytes_per_read)
-                self._page_cache.note_read(segment, position, len(data))
-                at = 0
-                while at < len(data) and offset < end:
-                    try:
-                        batch = decode(data, at)
-                        if not batch.base_offset <= offset < batch.end_offset:
-                            raise CorruptBatch(f"no batch with offset {offset} where it is due")
-                    except CorruptBatch:
-                        self._reader.examine(segment, index, offset)
-                        raise
-                    yield batch
-                    offset = batch.end_offset
-                    at += batch.length
-            except CorruptBatch:
-                readable = self.next_readable(offset)
-                if not skip_damaged or readable == offset:
-                    raise
-                offset = readable
-
-    def next_readable(self, offset: int) -> int:
-        """The first offset at or above this one that is not known to be damaged."""
-        while (damage := self._reader.damage_at(offset)) is not None:
-            offset = damage.end
-        return offset
-
-    def offset_for_time(self, timestamp_ms: int) -> int:
-        """The first offset whose timestamp is at or above the given one; the end if none is."""
-        start = self.start_offset
-        for segment in self.segments.items:
-            if segment.facts.max_timestamp < timestamp_ms or segment.facts.end_offset <= start:
-                continue
-            entry = self.segments.index_of(segment).entry_for_time(timestamp_ms)
-            if entry is None:
-                continue
-            end = segment.facts.end_offset
-            for batch in self.batches(max(entry, start), end, _TIME_READ_BYTES, skip_damaged=True):
-                if batch.max_timestamp < timestamp_ms:
-                    continue
-                pairs = zip(batch.offsets(), batch.timestamps(), strict=True)
-                for offset, timestamp in pairs:
-                    if timestamp >= timestamp_ms and offset >= start:
-                        return offset
-        return self.end_offset
-
-    def _check_range(self, offset: int) -> None:
-        if not self.start_offset <= offset <= self.end_offset:
-            raise OffsetOutOfRange(self._range_text(offset))
-
-    def _range_text(self, offset: int) -> str:
-        return (
-            f"offset {offset} is not kept: {self.directory} holds "
-            f"[{self.start_offset}, {self.end_offset})"
-        )
-
-    # Lanes
-
-    def next_run(self, lane: int, offset: int) -> tuple[int, int] | None:
-        """The first run [start, end) of the lane with end > offset, start clipped to offset."""
-        offset = max(offset, self.start_offset)
-        index = self._index
-        assert index.lanes is not None, "this log keeps no lanes"
-        segments = self.segments
-        if offset < index.base_offset:
-            number = segments.number_holding(offset)
-            last = len(segments.items) - 1
-            while (number := segments.sealed_with_lane(lane, number)) < last:
-                lanes = segments.index_of(segments.items[number]).lanes
-                assert lanes is not None
-                run = lanes[lane].next_run(offset)
-                if run is not None:
-                    return run
-                number += 1
-        return index.lanes[lane].next_run(offset)
-
-    def count_from(self, lane: int, offset: int) -> int:
-        """How many records of the lane are at or above the offset."""
-        offset = max(offset, self.start_offset, self.segments.bases[0])
-        index = self._index
-        assert index.lanes is not None, "this log keeps no lanes"
-        count = index.lanes[lane].count_from(offset)
-        segments = self.segments
-        if offset < index.base_offset:
-            number = segments.number_holding(offset)
-            segment = segments.items[number]
-            count += segments.lane_records_after(lane, number)
-            if offset <= segment.base_offset:
-                count += segment.facts.lane_records[lane]
-            elif segment.facts.lane_records[lane]:
-                lanes = segments.index_of(segment).lanes
-                assert lanes is not None
-                count += lanes[lane].count_from(offset)
-        return count
 
     # Truncation and retention
 
@@ -462,7 +335,49 @@ class Log:
             self._durability.fail(error)
             raise
         self._reader.gaps[:] = [gap for gap in self._reader.gaps if gap.end > start_offset]
+        self._epoch_starts = None
         return freed
+
+    def reset(self, start_offset: int) -> None:
+        """Drop everything and go on, empty, at `start_offset`; durable on return.
+
+        A crash on the way leaves a first part of the old log, or nothing, at the old start or here.
+        """
+        self._durability.check()
+        assert start_offset >= 0, start_offset
+        segments = self.segments
+        try:
+            # As in a truncation: no longer claimed first, then dropped, the newest first. The new
+            # start counts only once no old segment is left that could be taken for its history.
+            self._durability.cut(Head(self.start_offset, self._index.base_offset, 0, self._file))
+            segments.drop_back(len(segments.items))
+            self._reader.gaps.clear()
+            self.end_offset = start_offset
+            self._durability.restart(start_offset)
+            segments.create(start_offset)
+        except StorageError as error:
+            self._durability.fail(error)
+            if not segments.items:
+                # Without a file: nothing can be written, but the log can still be asked.
+                segments.add(
+                    Segment(self.directory, start_offset, segments.new_index(start_offset))
+                )
+            raise
+        self._take_active()
+
+    def repair(self, offset: int, batches: Buffer) -> None:
+        """Put good bytes in the place of the damage at `offset`; durable on return.
+
+        They are the same batches from another replica: exactly the offsets and the bytes that are
+        damaged. InvalidArgument when there is no such damage, CorruptBatch when they do not fit.
+        """
+        self._durability.check()
+        try:
+            repair_damage(self.segments, self._reader, offset, batches)
+        except StorageFailed as error:
+            self._durability.fail(error)
+            raise
+        self._take_active()
 
     def replace_segment(self, segment: Segment, temporary: str) -> None:
         """Swap in a rewritten sealed segment that covers the same offsets."""

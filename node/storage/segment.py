@@ -236,13 +236,17 @@ class Segments:
 
         The old index goes first: it could be taken for an index of the new file.
         """
-        end_offset = segment.facts.end_offset
         self.forget(segment)
         if self._disk.exists(segment.index_path):
             self._disk.remove(segment.index_path)
             self._disk.sync_directory(self.directory)
         self._disk.rename(temporary, segment.path)
         self._disk.sync_directory(self.directory)
+        self.index_again(segment)
+
+    def index_again(self, segment: Segment) -> None:
+        """Make the index of a sealed segment again, because its bytes changed."""
+        end_offset = segment.facts.end_offset
         index = self.rebuild(segment, end_offset)
         assert index.end_offset == end_offset, f"{segment.path} lost offsets"
         segment.facts = summarize(index)

@@ -371,6 +371,16 @@ class SimDisk:
         if torn:
             raise SimCrash
 
+    def remove_directory(self, path: str) -> None:
+        """Each directory goes at once and durably: what is in the middle is a matter of files."""
+        path = normpath(path)
+        inside = [one for one in self._directories if one == path or one.startswith(path + "/")]
+        for one in sorted(inside, reverse=True):
+            torn = self.step("remove_directory", one)
+            del self._directories[one]
+            if torn:
+                raise SimCrash
+
     def sync_directory(self, path: str) -> None:
         torn = self.step("sync_directory", path)
         entries = self._directories[normpath(path)]

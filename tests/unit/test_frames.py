@@ -1,5 +1,6 @@
 """Frames: what is encoded comes back, however the stream is cut, and big parts are not copied."""
 
+import random
 from collections.abc import Iterable
 
 import pytest
@@ -78,12 +79,14 @@ def test_a_small_frame_is_a_single_fragment() -> None:
     assert len(encode_frame(1, 7, b"head", [b"x" * 1000, b"y" * 3000])) == 1
 
 
-def test_the_rest_of_a_big_frame_is_received_into_its_own_buffer() -> None:
-    """1. The decoder learns of the frame from its window. 2. It then asks for exactly the rest.
-    3. The raw part is that same memory."""
+def test_a_big_frame_after_another_is_received_into_its_own_buffer() -> None:
+    """1. The decoder peeks at the frame. 2. It then asks for exactly the rest. 3. The raw part is
+    that same memory."""
     stream = b"".join(encode_frame(1, 7, b"head", [bytes(1_000_000)]))
     decoder = FrameDecoder(KINDS)
+    assert len(take(decoder, stream)) == 1
     first = len(decoder.get_buffer())
+    assert first == frames.PEEK_BYTES
     assert take(decoder, stream[:first]) == []
     rest = decoder.get_buffer()
     assert len(rest) == len(stream) - first
@@ -96,6 +99,63 @@ def test_the_rest_of_a_big_frame_is_received_into_its_own_buffer() -> None:
     assert not frame.raw.readonly
 
 
+def test_memory_for_a_frame_is_taken_as_its_bytes_arrive() -> None:
+    asked: list[int] = []
+
+    def allow(count: int) -> bool:
+        asked.append(count)
+        return True
+
+    stream = b"".join(encode_frame(1, 7, b"head", [bytes(range(250)) * 40_000]))
+    decoder = FrameDecoder(KINDS, allow=allow)
+    for at in range(0, len(stream), 5_000):
+        found = take(decoder, stream[at : at + 5_000])
+        assert sum(asked) <= max(frames.FIRST_BYTES, 2 * (at + 5_000))
+    assert bytes(found[0].raw) == bytes(range(250)) * 40_000
+    assert sum(asked) == len(stream) - frames.PREFIX_BYTES
+
+
+def test_a_decoder_without_memory_is_starved_until_there_is_some() -> None:
+    """1. It may not begin a frame. 2. It may. 3. It may not grow. 4. It may. Nothing is lost."""
+    stream = b"".join(encode_frame(1, 7, b"head", [bytes(range(250)) * 800]))
+    answers = [False, False, True, False, True, True]
+    decoder = FrameDecoder(KINDS, allow=lambda count: answers.pop(0))
+    assert take(decoder, stream[:10_000]) == []
+    assert decoder.starved
+    assert decoder.next_frame() is None
+    assert decoder.starved
+    assert decoder.next_frame() is None
+    assert not decoder.starved
+    assert take(decoder, stream[10_000 : frames.FIRST_BYTES + 16]) == []
+    assert decoder.starved
+    assert decoder.receiving == frames.FIRST_BYTES + 16
+    assert decoder.next_frame() is None
+    assert not decoder.starved
+    (frame,) = take(decoder, stream[frames.FIRST_BYTES + 16 :])
+    assert bytes(frame.raw) == bytes(range(250)) * 800
+    assert not answers
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(contents, max_size=6), st.lists(st.integers(1, 6000), min_size=1), st.randoms())
+def test_decoders_that_read_in_turns_share_a_scratch_buffer(
+    sent: list[tuple[int, int, bytes, list[bytes]]], cuts: list[int], rng: random.Random
+) -> None:
+    scratch = memoryview(bytearray(frames.SCRATCH_BYTES))
+    stream = b"".join(b"".join(encode_frame(*one)) for one in sent)
+    decoders = [FrameDecoder(KINDS, scratch=scratch) for _ in range(3)]
+    left = [stream] * 3
+    found: list[list[Frame]] = [[], [], []]
+    while any(left):
+        one = rng.randrange(3)
+        cut = rng.choice(cuts)
+        found[one] += take(decoders[one], left[one][:cut])
+        left[one] = left[one][cut:]
+        scratch[:] = bytes(len(scratch))
+    wanted = [(kind, id_, header, b"".join(raw)) for kind, id_, header, raw in sent]
+    assert [facts(one) for one in found] == [wanted] * 3
+
+
 def test_the_raw_part_of_a_small_frame_is_memory_of_its_own() -> None:
     decoder = FrameDecoder(KINDS)
     (first,) = take(decoder, b"".join(encode_frame(1, 1, b"", [b"first"])))
@@ -104,23 +164,26 @@ def test_the_raw_part_of_a_small_frame_is_memory_of_its_own() -> None:
     first.raw[0:1] = b"F"
 
 
-def test_the_window_grows_with_small_frames_and_shrinks_after_a_big_one() -> None:
+def test_after_a_big_frame_it_only_peeks_until_there_is_a_small_one() -> None:
     decoder = FrameDecoder(KINDS)
-    assert len(decoder.get_buffer()) == frames.WINDOW_BYTES_MIN
-    small = b"".join(encode_frame(1, 1, b"h" * 100))
-    take(decoder, small * 5_000)
-    assert len(decoder.get_buffer()) >= frames.WINDOW_BYTES_MAX // 2
+    assert len(decoder.get_buffer()) == frames.SCRATCH_BYTES
     take(decoder, b"".join(encode_frame(1, 1, b"", [bytes(500_000)])))
-    assert len(decoder.get_buffer()) == frames.WINDOW_BYTES_MIN
+    assert len(decoder.get_buffer()) == frames.PEEK_BYTES
+    take(decoder, b"".join(encode_frame(1, 1, b"h" * 100)))
+    assert len(decoder.get_buffer()) == frames.SCRATCH_BYTES
+    assert len(decoder.get_buffer(window=0)) == frames.PEEK_BYTES
 
 
-def test_frames_that_are_not_taken_wait_in_the_window() -> None:
-    decoder = FrameDecoder(KINDS)
+def test_frames_that_are_not_taken_wait_in_the_decoder() -> None:
+    scratch = memoryview(bytearray(frames.SCRATCH_BYTES))
+    decoder = FrameDecoder(KINDS, scratch=scratch)
     stream = b"".join(b"".join(encode_frame(1, number, b"")) for number in range(10))
     decoder.get_buffer()[: len(stream)] = stream
     decoder.received(len(stream))
     taken = [frame.correlation_id for _ in range(4) if (frame := decoder.next_frame())]
     assert taken == [0, 1, 2, 3]
+    decoder.keep()
+    scratch[:] = bytes(len(scratch))
     more = take(decoder, b"".join(encode_frame(1, 10, b"")))
     assert [frame.correlation_id for frame in more] == [4, 5, 6, 7, 8, 9, 10]
 
@@ -148,8 +211,35 @@ def test_a_bad_prefix_is_refused_before_anything_is_allocated_and_for_good(
     decoder = FrameDecoder(KINDS)
     with pytest.raises(RemoteProtocolError, match=reason):
         take(decoder, prefix)
-    assert len(decoder.get_buffer()) <= frames.WINDOW_BYTES_MIN
+    assert decoder.receiving == 0
     with pytest.raises(RemoteProtocolError, match=reason):
+        decoder.next_frame()
+
+
+def test_frames_far_over_the_scratch_buffer_wait_too() -> None:
+    decoder = FrameDecoder(KINDS)
+    stream = b"".join(b"".join(encode_frame(1, number, b"h" * 90)) for number in range(5_000))
+    view = memoryview(stream)
+    while view:
+        buffer = decoder.get_buffer()
+        count = min(len(buffer), len(view))
+        buffer[:count] = view[:count]
+        decoder.received(count)
+        decoder.keep()
+        view = view[count:]
+    found = []
+    while (frame := decoder.next_frame()) is not None:
+        found.append(frame.correlation_id)
+    assert found == list(range(5_000))
+
+
+def test_a_cleared_decoder_lets_go_of_everything() -> None:
+    decoder = FrameDecoder(KINDS)
+    take(decoder, b"".join(encode_frame(1, 1, b"", [bytes(500_000)]))[:-1])
+    assert decoder.receiving
+    decoder.clear()
+    assert decoder.receiving == 0
+    with pytest.raises(RemoteProtocolError, match="over"):
         decoder.next_frame()
 
 

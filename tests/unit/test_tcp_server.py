@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from raftq.client.connection import Connection, ConnectionOptions
+from raftq.client.connection import Connection, ConnectionOptions, node_name
 from raftq.client.transport import new_event_loop
 from raftq.client.wire.errors import (
+    AccessDenied,
     ConfigError,
     InternalError,
     InvalidArgument,
@@ -39,6 +40,7 @@ from raftq.client.wire.messages import (
     PingReply,
     Produce,
     ProduceReply,
+    Role,
     decode_message,
     encode_message,
 )
@@ -285,19 +287,90 @@ def test_a_version_that_is_not_spoken_is_refused_with_the_reason(go: Go) -> None
     go(main())
 
 
-def test_a_caller_may_be_refused_by_what_it_says(go: Go) -> None:
+def test_a_caller_is_refused_with_the_very_error_of_the_node(go: Go) -> None:
     def admit(hello: Hello) -> None:
-        if hello.cluster_proof != b"secret":
-            raise InvalidArgument("wrong proof")
+        if hello.role == "node" and hello.cluster_proof != b"secret":
+            raise AccessDenied("wrong proof")
 
     async def main() -> None:
         async with TcpServer({}, node_id=1, cluster_id="c", admit=admit) as server:
             await server.start()
-            with pytest.raises(InvalidArgument, match="wrong proof"):
-                await Connection.open("127.0.0.1", server.port)
+            for proof in (b"", b"wrong"):
+                options = ConnectionOptions(cluster_proof=proof, role="node")
+                with pytest.raises(AccessDenied, match="wrong proof") as caught:
+                    await Connection.open("127.0.0.1", server.port, options)
+                assert not caught.value.retriable
             options = ConnectionOptions(cluster_proof=b"secret", role="node")
             async with await Connection.open("127.0.0.1", server.port, options) as connection:
                 await connection.request(Ping())
+
+    go(main())
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "node_id"),
+    [
+        ("node", node_name(7), 7),
+        ("node", "node-", None),
+        ("node", "node-7x", None),
+        ("client", "node-7", None),
+    ],
+)
+def test_a_node_is_known_by_its_number_until_its_connection_ends(
+    go: Go, role: Role, name: str, node_id: int | None
+) -> None:
+    seen: list[int | None] = []
+    left: list[int | None] = []
+    gone = asyncio.Event()
+
+    def note(message: InitProducer, raw: memoryview, session: Session) -> InitProducerReply:
+        seen.append(session.node_id)
+        return InitProducerReply(1, 1)
+
+    def on_leave(session: Session) -> None:
+        left.append(session.node_id)
+        gone.set()
+
+    async def main() -> None:
+        async with TcpServer(
+            {InitProducer: note}, node_id=1, cluster_id="c", on_leave=on_leave
+        ) as server:
+            await server.start()
+            options = ConnectionOptions(role=role, name=name)
+            async with await Connection.open("127.0.0.1", server.port, options) as connection:
+                await connection.request(InitProducer())
+                assert left == []
+            await gone.wait()
+            async with caller(server, hello=False) as stranger:
+                stranger.writer.write(bytes(100))
+                await stranger.reader.read()
+        assert (seen, left) == ([node_id], [node_id])
+
+    go(main())
+
+
+def test_the_raw_part_of_a_request_may_be_kept_and_changed(go: Go) -> None:
+    kept: list[memoryview] = []
+
+    def keep(message: Produce, raw: memoryview, session: Session) -> ProduceReply:
+        raw[0] = 255
+        kept.append(raw)
+        return ProduceReply((len(raw),))
+
+    async def main() -> None:
+        async with (
+            serving({Produce: keep}) as server,
+            await Connection.open("127.0.0.1", server.port) as connection,
+        ):
+            sizes = [10, 5_000, 70_000, 300_000, 10, 300_000, 2_000_000, 5_000]
+            await asyncio.gather(
+                *(
+                    connection.submit(Produce("t", 0), [bytes([number]) * size])
+                    for number, size in enumerate(sizes)
+                )
+            )
+            for number, (raw, size) in enumerate(zip(kept, sizes, strict=True)):
+                assert bytes(raw) == b"\xff" + bytes([number]) * (size - 1)
 
     go(main())
 

@@ -1,91 +1,56 @@
-"""Shell: the command line, `raftq queue VERB DIRECTORY`.
+"""Shell: `raftq queue VERB DIRECTORY`, an embedded queue from outside.
 
 Every command opens the directory, does one thing and closes it. The settings of a queue belong to
 the application that owns it and are not stored, so a command opens with settings that drop nothing
 (no retention, no limit on deliveries) and runs no housekeeping: looking at a queue leaves its
 messages, groups and dead letters as they are. What a dead process had leased comes back, as it does
 at every open.
-
-Results go to stdout, as tables or as JSON. Every RaftqError is one line on stderr, with exit code 2
-when the call itself was wrong and 1 otherwise.
 """
 
-import base64
 import contextlib
-import errno
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
-from enum import StrEnum
-from importlib.metadata import version
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
-from typer.core import TyperGroup
 
-from raftq.client.wire.errors import InvalidArgument, RaftqError, TooLarge
-from raftq.client.wire.record import VALUE_BYTES_MAX, Headers
-from raftq.node.embedded.engine import DEFAULT_GROUP
-from raftq.node.embedded.message import DeadLetter, Message, QueueStats
-from raftq.node.embedded.options import QueueOptions
-from raftq.node.embedded.queue import Queue
+from raftq.client.wire.errors import InvalidArgument
+from raftq.node.cli.output import (
+    Format,
+    Output,
+    add_row,
+    as_text,
+    content_json,
+    make_table,
+    moment,
+    open_console,
+    pairs_table,
+    parse_headers,
+    print_json,
+    printable,
+    report,
+    stdin_lines,
+)
+
+if TYPE_CHECKING:
+    from raftq.node.embedded.message import DeadLetter, Message, QueueStats
+    from raftq.node.embedded.options import QueueOptions
+    from raftq.node.embedded.queue import Queue
 
 PORTION = 500
 LIST_MAX = 100
-STDIN_BYTES = 1024 * 1024
-CELL_CHARS_MAX = 200
-PIPE_COLUMNS = 160
-INTERRUPTED = 130
 FORMAT_FILE = "queue.format"
+DEFAULT_GROUP = "default"
 
-
-class Format(StrEnum):
-    """How results are written."""
-
-    table = "table"
-    json = "json"
-
-
-class Commands(TyperGroup):
-    """The one place where errors become a line on stderr and an exit code."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except RaftqError as error:
-            _fail(str(error), 2 if isinstance(error, InvalidArgument) else 1)
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise  # the reader of a pipe left; typer ends quietly
-            _fail(str(error), 1)
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
-
-
-app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 queue_app = typer.Typer(no_args_is_help=True, help="Look at and use a queue in a directory.")
-app.add_typer(queue_app, name="queue")
 
 Directory = Annotated[str, typer.Argument(metavar="DIR", help="The directory of the queue.")]
-Output = Annotated[Format, typer.Option("--format", "-f", help="How results are written.")]
 Group = Annotated[str, typer.Option("--group", "-g", help="The group of consumers.")]
 Count = Annotated[int, typer.Option("-n", "--count", min=1, help="How many messages at most.")]
-
-
-@app.callback(invoke_without_command=True)
-def raftq(
-    show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    """RaftQ: a durable message queue and log."""
-    if show_version:
-        typer.echo(f"raftq {version('raftq')}")
-        raise typer.Exit
 
 
 @queue_app.command()
@@ -94,7 +59,7 @@ def stats(directory: Directory, output: Output = Format.table) -> None:
     with _open(directory) as queue:
         found = queue.stats()
     if output is Format.json:
-        _print_json(asdict(found))
+        print_json(asdict(found))
     else:
         _print_stats(directory, found)
 
@@ -151,12 +116,12 @@ def enqueue(  # noqa: PLR0913 - what can be said about a message
     output: Output = Format.table,
 ) -> None:
     """Add messages and print their ids; the queue is created when there is none."""
-    headers = _parse_headers(header or [])
+    headers = parse_headers(header or [])
     key_bytes = None if key is None else os.fsencode(key)
     lane = int(priority) if priority.isdecimal() else priority
     if dedup_id is not None and (len(values) != 1 or values == ["-"]):
         raise InvalidArgument("a dedup id belongs to one message: give exactly one VALUE")
-    portions = _stdin_lines() if values == ["-"] else iter([[os.fsencode(v) for v in values]])
+    portions = stdin_lines() if values == ["-"] else iter([[os.fsencode(v) for v in values]])
     ids: list[str] = []
     with _open(directory, create=True) as queue:
         for portion in portions:
@@ -180,7 +145,7 @@ def enqueue(  # noqa: PLR0913 - what can be said about a message
             if output is Format.table:
                 typer.echo("".join(f"{each}\n" for each in added), nl=False)
     if output is Format.json:
-        _print_json({"count": len(ids), "ids": ids})
+        print_json({"count": len(ids), "ids": ids})
 
 
 @queue_app.command()
@@ -220,13 +185,13 @@ def dlq(
         raise InvalidArgument("--purge forgets all dead letters and takes no other option")
     with _open(directory) as queue:
         if purge:
-            _report(output, "purged", queue.purge_dead_letters(), "dead letters purged")
+            report(output, "purged", queue.purge_dead_letters(), "dead letters purged")
         elif redrive:
-            _report(output, "redriven", queue.redrive(reason, limit), "dead letters redriven")
+            report(output, "redriven", queue.redrive(reason, limit), "dead letters redriven")
         else:
             letters = queue.dead_letters(reason=reason, limit=limit or LIST_MAX)
             if output is Format.json:
-                _print_json([_letter_json(letter) for letter in letters])
+                print_json([_letter_json(letter) for letter in letters])
             else:
                 _print_letters(letters)
 
@@ -235,7 +200,7 @@ def dlq(
 def compact(directory: Directory, output: Output = Format.table) -> None:
     """Drop at once what every group has settled, and print the bytes freed."""
     with _open(directory) as queue:
-        _report(output, "freed_bytes", queue.compact(), "bytes freed")
+        report(output, "freed_bytes", queue.compact(), "bytes freed")
 
 
 @queue_app.command()
@@ -245,35 +210,36 @@ def verify(directory: Directory, output: Output = Format.table) -> None:
         problems = queue.verify()
         found = queue.stats()
     if output is Format.json:
-        _print_json({"clean": not problems, "problems": problems, "disk_bytes": found.disk_bytes})
+        print_json({"clean": not problems, "problems": problems, "disk_bytes": found.disk_bytes})
     elif problems:
         for problem in problems:
-            typer.echo(_printable(problem))
+            typer.echo(printable(problem))
     else:
         typer.echo(f"clean: {found.total} messages, {found.disk_bytes} bytes")
     if problems:
         raise typer.Exit(1)
 
 
-def main() -> None:
-    app(prog_name="raftq")
-
-
 @contextlib.contextmanager
-def _open(directory: str, *, create: bool = False, keeper: bool = False) -> Iterator[Queue]:
+def _open(directory: str, *, create: bool = False, keeper: bool = False) -> "Iterator[Queue]":
     """The queue in a directory; where there is none, only `create` makes one."""
     known = os.path.exists(os.path.join(directory, FORMAT_FILE))
     if not known and not create:
         if not os.path.isdir(directory):
             raise InvalidArgument(f"there is no directory {directory}")
         raise InvalidArgument(f"{directory} is not a RaftQ queue: it has no {FORMAT_FILE}")
+    from raftq.node.embedded.options import QueueOptions  # noqa: PLC0415 - help stays fast
+    from raftq.node.embedded.queue import Queue  # noqa: PLC0415
+
     options = _borrowed_options(directory) if known else QueueOptions()
     with Queue(directory, options, keeper=keeper) as queue:
         yield queue
 
 
-def _borrowed_options(directory: str) -> QueueOptions:
+def _borrowed_options(directory: str) -> "QueueOptions":
     """Settings under which opening someone's queue changes nothing they would miss."""
+    from raftq.node.embedded.options import QueueOptions  # noqa: PLC0415 - help stays fast
+
     try:
         reserve_bytes = os.path.getsize(os.path.join(directory, "reserve"))
     except FileNotFoundError:
@@ -287,30 +253,6 @@ def _borrowed_options(directory: str) -> QueueOptions:
     )
 
 
-def _parse_headers(pairs: Sequence[str]) -> Headers:
-    headers: Headers = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not name or not equals:
-            raise InvalidArgument(f"header {pair!r} is not NAME=VALUE")
-        headers[name] = os.fsencode(value)
-    return headers
-
-
-def _stdin_lines() -> Iterator[list[bytes]]:
-    """Lines as they arrive, without their newline: what is there is not held back for more."""
-    stream = typer.get_binary_stream("stdin")
-    rest = b""
-    while chunk := stream.read1(STDIN_BYTES):  # type: ignore[attr-defined]
-        *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > VALUE_BYTES_MAX:
-            raise TooLarge(f"a line of stdin is over the limit of {VALUE_BYTES_MAX} bytes")
-        if lines:
-            yield lines
-    if rest:
-        yield [rest]
-
-
 class MessagePrinter:
     """Prints portions of messages, as JSON lines or as the rows of one table."""
 
@@ -318,7 +260,7 @@ class MessagePrinter:
         self._output = output
         self._started = False
 
-    def show(self, messages: Sequence[Message]) -> None:
+    def show(self, messages: "Sequence[Message]") -> None:
         if self._output is Format.json:
             lines = [json.dumps(_message_json(each), ensure_ascii=False) for each in messages]
             typer.echo("".join(f"{line}\n" for line in lines), nl=False)
@@ -329,40 +271,17 @@ class MessagePrinter:
             table.add_column("key", width=16, no_wrap=True)
             table.add_column("value", ratio=1, no_wrap=True)
             for each in messages:
-                key = "" if each.key is None else _text(each.key)[0]
+                key = "" if each.key is None else as_text(each.key)[0]
                 attempt = str(each.attempt) if each.attempt else ""
-                when = _moment(each.timestamp)
-                _add_row(table, each.id, each.priority, attempt, when, key, _text(each.value)[0])
-            _console().print(table)
+                when = moment(each.timestamp)
+                add_row(table, each.id, each.priority, attempt, when, key, as_text(each.value)[0])
+            open_console().print(table)
         self._started = True
         # Printed means handed on: dequeue acks only what is out of this process.
         sys.stdout.flush()
 
 
-def _text(data: bytes) -> tuple[str, str]:
-    """Bytes as text and how: as they are when they are UTF-8, else in base64."""
-    try:
-        return data.decode("utf-8"), "utf-8"
-    except UnicodeDecodeError:
-        return base64.b64encode(data).decode("ascii"), "base64"
-
-
-def _content_json(value: bytes, key: bytes | None, headers: Headers) -> dict[str, Any]:
-    """The part of a message that its sender wrote. `encoding` is the value's."""
-    content: dict[str, Any] = {}
-    content["value"], content["encoding"] = _text(value)
-    content["key"] = None
-    if key is not None:
-        content["key"], content["key_encoding"] = _text(key)
-    texts = {name: _text(item) for name, item in headers.items()}
-    content["headers"] = {name: text for name, (text, _) in texts.items()}
-    binary = [name for name, (_, encoding) in texts.items() if encoding == "base64"]
-    if binary:
-        content["base64_headers"] = binary
-    return content
-
-
-def _message_json(message: Message) -> dict[str, Any]:
+def _message_json(message: "Message") -> dict[str, Any]:
     return {
         "id": message.id,
         "offset": message.offset,
@@ -370,28 +289,17 @@ def _message_json(message: Message) -> dict[str, Any]:
         "attempt": message.attempt,
         "timestamp": message.timestamp,
         "expires_at": message.expires_at,
-        **_content_json(message.value, message.key, message.headers),
+        **content_json(message.value, message.key, message.headers),
     }
 
 
-def _letter_json(letter: DeadLetter) -> dict[str, Any]:
+def _letter_json(letter: "DeadLetter") -> dict[str, Any]:
     facts = {name: getattr(letter, name) for name in letter.__slots__}
-    return facts | _content_json(letter.value, letter.key, letter.headers)
+    return facts | content_json(letter.value, letter.key, letter.headers)
 
 
-def _print_json(document: object) -> None:
-    typer.echo(json.dumps(document, ensure_ascii=False))
-
-
-def _report(output: Format, name: str, count: int, what: str) -> None:
-    if output is Format.json:
-        _print_json({name: count})
-    else:
-        typer.echo(f"{count} {what}")
-
-
-def _print_stats(directory: str, found: QueueStats) -> None:
-    console = _console()
+def _print_stats(directory: str, found: "QueueStats") -> None:
+    console = open_console()
     numbers = {
         "messages": found.total, "pending": found.pending, "waiting for a retry": found.waiting,
         "in flight": found.in_flight, "delayed": found.delayed, "dead letters": found.dead,
@@ -401,70 +309,25 @@ def _print_stats(directory: str, found: QueueStats) -> None:
         "bytes": found.disk_bytes, "segments": found.segments, "start offset": found.start_offset,
         "end offset": found.end_offset, "settled offset": found.settled_offset,
     }  # fmt: skip
-    console.print(_pairs_table(f"Queue {directory}", numbers.items()))
-    lanes = _table("Lanes", "lane", "pending", "total")
+    console.print(pairs_table(f"Queue {directory}", numbers.items()))
+    lanes = make_table("Lanes", "lane", "pending", "total")
     for name, lane in found.lanes.items():
-        _add_row(lanes, name, str(lane.pending), str(lane.total))
+        add_row(lanes, name, str(lane.pending), str(lane.total))
     console.print(lanes)
     columns = list(next(iter(found.groups.values()), {}))
-    groups = _table("Groups", "group", *(column.replace("_", " ") for column in columns))
+    groups = make_table("Groups", "group", *(column.replace("_", " ") for column in columns))
     for name, row in found.groups.items():
-        _add_row(groups, name, *(str(row[column]) for column in columns))
+        add_row(groups, name, *(str(row[column]) for column in columns))
     console.print(groups)
-    console.print(_pairs_table("Counters of the default group", found.counters.items()))
-    console.print(_pairs_table("Disk", disk.items()))
+    console.print(pairs_table("Counters of the default group", found.counters.items()))
+    console.print(pairs_table("Disk", disk.items()))
 
 
-def _print_letters(letters: Sequence[DeadLetter]) -> None:
-    table = _table(
+def _print_letters(letters: "Sequence[DeadLetter]") -> None:
+    table = make_table(
         "Dead letters", "offset", "died", "reason", "attempts", "group", "error", "value"
     )
     for each in letters:
-        facts = (str(each.offset), _moment(each.timestamp), each.reason, str(each.attempts))
-        _add_row(table, *facts, each.group, each.error, _text(each.value)[0])
-    _console().print(table)
-
-
-def _pairs_table(title: str, pairs: Iterable[tuple[str, int]]) -> Table:
-    table = _table(title, "what", "count")
-    for name, number in pairs:
-        _add_row(table, name, str(number))
-    return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=Text(title), title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="ellipsis")
-    return table
-
-
-def _add_row(table: Table, *cells: str) -> None:
-    """Cells are strangers' text: no markup, no control characters, not endless."""
-    table.add_row(*(Text(_printable(cell[:CELL_CHARS_MAX])) for cell in cells))
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def _moment(timestamp: float) -> str:
-    try:
-        moment = datetime.fromtimestamp(timestamp, UTC)
-    except (ValueError, OverflowError, OSError):
-        return str(timestamp)  # a clock that was far off when the message was enqueued
-    return moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-
-
-def _console() -> Console:
-    """In a pipe there are no colours, and the width is not that of some terminal."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
-
-
-def _fail(text: str, code: int) -> None:
-    typer.echo(f"error: {_printable(text)}", err=True)
-    raise typer.Exit(code)
-
-
-if __name__ == "__main__":
-    main()
+        facts = (str(each.offset), moment(each.timestamp), each.reason, str(each.attempts))
+        add_row(table, *facts, each.group, each.error, as_text(each.value)[0])
+    open_console().print(table)

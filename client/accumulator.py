@@ -1,0 +1,482 @@
+"""Records on their way into batches. (Shell: callers' threads and the loop meet here.)
+
+    open ──full, lingered, flush, nothing in flight──> closed ──> the sender's window ──> settled
+
+There is one open batch per (partition, lane), as plain lists of columns: adding a record is a few
+list appends under one lock. What the sender has to look at is noted and its loop woken once, not
+once per record. Records without a key go to one partition until its batch is closed, then to the
+next one.
+
+Invariants: `used` is the bytes of all batches that are not settled, and stays within
+`buffer_bytes` unless a single record is bigger; a closed batch never gets another record; batches
+of a partition are closed in the order in which they were opened per lane.
+
+Records of a batch that do not bring a timestamp share the time at which the batch was opened.
+Not done here: encoding, sequences, sending (sender.py).
+"""
+
+import asyncio
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import mmh3
+
+from raftq.client.options import ProducerOptions
+from raftq.client.results import Appended, Deliveries, Delivery, Outcome
+from raftq.client.retry import again
+from raftq.client.tasks import finish
+from raftq.client.wire.errors import InvalidArgument, RaftqError
+from raftq.client.wire.layout import LANE_COUNT
+from raftq.client.wire.record import Headers
+
+RECORD_BYTES = 16  # what a record costs beyond its key, value and headers
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition of a key: murmur3 (32 bits, seed 0, unsigned) modulo the partitions."""
+    return int(mmh3.hash(key, signed=False)) % partitions
+
+
+class Batch(Outcome):
+    """Records of one partition and lane, from the first `send` to the acknowledgement."""
+
+    __slots__ = (
+        "base_offset", "closed", "count", "deadline", "due", "headers", "keys", "lane",
+        "maybe_written", "outbox", "plain", "raw", "size", "timestamp", "timestamps", "turn",
+        "values", "waits",
+    )  # fmt: skip
+
+    def __init__(self, owner: "Accumulator", outbox: "Outbox", lane: int) -> None:
+        super().__init__(owner.lock, owner.loop)
+        self.outbox = outbox
+        self.lane = lane
+        self.values: list[bytes] = []
+        self.keys: list[bytes | None] | None = None
+        self.headers: list[Headers | None] | None = None
+        self.timestamps: list[int] | None = None
+        self.timestamp = owner.options.wall_ms()
+        self.plain = True  # values only, so far
+        self.size = 0
+        self.count = 0  # set when it is closed
+        self.closed = False
+        self.due = False  # it has waited long enough for more records
+        self.base_offset = -1
+        # The sender's part.
+        self.deadline = float("inf")
+        self.raw: bytearray | None = None
+        self.turn = 0  # attempts made; an answer to an older one is not for this batch
+        self.waits = False  # in the window, to be sent again
+        self.maybe_written = False  # an attempt ended without a clear answer
+
+    def add(
+        self, value: bytes, key: bytes | None, headers: Headers | None, timestamp: int | None
+    ) -> None:
+        count = len(self.values)
+        self.values.append(value)
+        if key is not None and self.keys is None:
+            self.keys = [None] * count
+        if headers and self.headers is None:
+            self.headers = [None] * count
+        if timestamp is not None and self.timestamps is None:
+            self.timestamps = [self.timestamp] * count
+        if self.keys is not None:
+            self.keys.append(key)
+        if self.headers is not None:
+            self.headers.append(headers)
+        if self.timestamps is not None:
+            self.timestamps.append(self.timestamp if timestamp is None else timestamp)
+        self.plain = self.keys is self.headers is self.timestamps is None
+
+    def extend(self, values: Sequence[bytes], keys: Sequence[bytes | None] | None) -> None:
+        count = len(self.values)
+        self.values.extend(values)
+        if keys is not None and self.keys is None:
+            self.keys = [None] * count
+        if self.keys is not None:
+            self.keys.extend([None] * len(values) if keys is None else keys)
+        if self.headers is not None:
+            self.headers.extend([None] * len(values))
+        if self.timestamps is not None:
+            self.timestamps.extend([self.timestamp] * len(values))
+        self.plain = self.keys is self.headers is self.timestamps is None
+
+    def appended(self, index: int) -> Appended:
+        if self.error is not None:
+            raise again(self.error)
+        timestamp = self.timestamp if self.timestamps is None else self.timestamps[index]
+        offset = self.base_offset + index if self.base_offset >= 0 else -1
+        return Appended(self.outbox.topic, self.outbox.partition, offset, timestamp)
+
+    def drop_columns(self) -> None:
+        """Once encoded, the bytes are all that is needed; timestamps stay for the results."""
+        self.values = []
+        self.keys = self.headers = None
+
+
+class Outbox:
+    """What waits for one partition. `window` and what follows it belong to the sender."""
+
+    __slots__ = (
+        "attempts", "closed", "connecting", "gap", "identity", "last_error", "node",
+        "open", "partition", "renewing", "returned", "sequence", "stuck", "timer", "topic",
+        "window",
+    )  # fmt: skip
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.open: list[Batch | None] = [None] * LANE_COUNT
+        self.closed: deque[Batch] = deque()
+        self.stuck = False  # nothing gets through right now: records without a key go elsewhere
+        self.window: deque[Batch] = deque()  # encoded and not settled, by sequence
+        self.returned: deque[Batch] = deque()  # certainly not written, to get new sequences
+        self.identity: tuple[int, int] | None = None  # producer id and epoch
+        self.sequence = 0
+        self.gap = False  # a sequence number was given up: later ones will be refused
+        self.renewing = False
+        self.connecting = False
+        self.timer: asyncio.TimerHandle | None = None
+        self.attempts = 0
+        self.last_error: RaftqError | None = None
+        self.node: int | None = None  # where the window was sent
+
+
+class Topic:
+    """The outboxes of a topic's partitions."""
+
+    __slots__ = ("next", "outboxes", "sticky")
+
+    def __init__(self, name: str, partitions: int) -> None:
+        self.outboxes = [Outbox(name, number) for number in range(partitions)]
+        self.sticky: list[Batch | None] = [None] * LANE_COUNT
+        self.next = 0
+
+    def choose(self) -> Outbox:
+        """Round robin, past partitions that are stuck while others are not."""
+        outboxes = self.outboxes
+        count = len(outboxes)
+        for step in range(count):
+            outbox = outboxes[(self.next + step) % count]
+            if not outbox.stuck:
+                self.next = (self.next + step + 1) % count
+                return outbox
+        self.next = (self.next + 1) % count
+        return outboxes[self.next - 1]
+
+
+class Accumulator:
+    """Takes records from any thread; its sender takes batches on the loop.
+
+    `wake` is called, under the lock and at most once until the sender calls `look`, when the sender
+    has something to see.
+    """
+
+    def __init__(
+        self,
+        options: ProducerOptions,
+        loop: asyncio.AbstractEventLoop,
+        wake: Callable[[], object],
+    ) -> None:
+        self.options = options
+        self.loop = loop
+        self.lock = threading.Lock()
+        self.room = threading.Condition(self.lock)
+        self.used = 0
+        self.topics: dict[str, Topic] = {}
+        self.unsettled: dict[Batch, None] = {}
+        self.refusal: RaftqError | None = None  # why nothing is taken any more
+        self.starved = 0  # threads that wait for room
+        self.starving: list[asyncio.Future[None]] = []  # tasks of the loop that do
+        self._wake = wake
+        self._woken = False
+        self._opened: list[Batch] = []
+        self._ready: dict[Outbox, None] = {}
+        self._batch_bytes = options.batch_bytes
+        self._batch_records = options.batch_records
+        self._buffer_bytes = options.buffer_bytes
+
+    def set_partitions(self, name: str, partitions: int) -> None:
+        """Make a topic known, or longer. Partitions never become fewer."""
+        with self.lock:
+            topic = self.topics.get(name)
+            if topic is None:
+                self.topics[name] = Topic(name, partitions)
+            else:
+                known = len(topic.outboxes)
+                topic.outboxes += [Outbox(name, number) for number in range(known, partitions)]
+
+    def offer(  # noqa: PLR0913 - a record's fields, on the hot path
+        self,
+        topic_name: str,
+        value: bytes,
+        key: bytes | None,
+        headers: Headers | None,
+        lane: int,
+        partition: int | None,
+        timestamp: int | None,
+    ) -> Delivery | None:
+        """Take one record that was checked; None when its topic is not known or there is no room.
+
+        The short way is for values alone; everything else is in `_add`.
+        """
+        with self.lock:
+            topic = self.topics.get(topic_name)
+            if topic is None or self.refusal is not None:
+                return self._refuse()
+            if key is not None or partition is not None or headers or timestamp is not None:
+                return self._add(topic, (value, key, headers, timestamp), lane, partition)
+            size = len(value) + RECORD_BYTES
+            if self.used + size > self._buffer_bytes and self.used:
+                return None
+            batch = topic.sticky[lane]
+            if batch is None or batch.closed:
+                batch = topic.sticky[lane] = self._batch(topic.choose(), lane)
+            values = batch.values
+            index = len(values)
+            if batch.plain:
+                values.append(value)
+            else:
+                batch.add(value, None, None, None)
+            self.used += size
+            batch.size += size
+            if batch.size >= self._batch_bytes or index + 1 >= self._batch_records:
+                self._close(batch)
+            return Delivery(batch, index)
+
+    def offer_many(
+        self,
+        topic_name: str,
+        rows: "Rows",
+        lane: int,
+        partition: int | None,
+        deliveries: Deliveries,
+    ) -> bool:
+        """Take as many rows as there is room for; whether all were taken. Rows know how far."""
+        with self.lock:
+            topic = self.topics.get(topic_name)
+            if topic is None or self.refusal is not None:
+                self._refuse()
+                return False
+            while rows.at < rows.count:
+                room = self._buffer_bytes - self.used
+                if partition is not None:
+                    outbox = self._outbox(topic, partition)
+                else:
+                    sticky = topic.sticky[lane]
+                    live = sticky is not None and not sticky.closed
+                    outbox = sticky.outbox if sticky is not None and live else topic.choose()
+                batch = self._batch(outbox, lane)
+                if partition is None:
+                    topic.sticky[lane] = batch
+                limits = (self._batch_records - len(batch.values), self._batch_bytes - batch.size)
+                end, size = rows.cut(limits, room, self.used == 0)
+                if end == rows.at:
+                    return False
+                deliveries.add(batch, len(batch.values), rows.positions[rows.at : end])
+                batch.extend(*rows.take(end))
+                self.used += size
+                batch.size += size
+                if batch.size >= self._batch_bytes or len(batch.values) >= self._batch_records:
+                    self._close(batch)
+            return True
+
+    def wait_for_room(self, size: int, timeout_s: float) -> bool:
+        """Block this thread until so many bytes fit; whether they did in time."""
+        with self.lock:
+            self.starved += 1
+            try:
+                return self.room.wait_for(
+                    lambda: (
+                        not self.used
+                        or self.used + size <= self._buffer_bytes
+                        or self.refusal is not None
+                    ),
+                    timeout_s,
+                )
+            finally:
+                self.starved -= 1
+
+    def _refuse(self) -> None:
+        if self.refusal is not None:
+            raise again(self.refusal)
+
+    def _add(
+        self,
+        topic: Topic,
+        record: tuple[bytes, bytes | None, Headers | None, int | None],
+        lane: int,
+        partition: int | None,
+    ) -> Delivery | None:
+        value, key, headers, _ = record
+        size = len(value) + RECORD_BYTES + (0 if key is None else len(key))
+        if headers:
+            size += sum([len(name) + len(item) + 4 for name, item in headers.items()])
+        if self.used + size > self._buffer_bytes and self.used:
+            return None
+        if partition is not None:
+            batch = self._batch(self._outbox(topic, partition), lane)
+        elif key is not None:
+            number = mmh3.hash(key, signed=False) % len(topic.outboxes)
+            batch = self._batch(topic.outboxes[number], lane)
+        else:
+            sticky = topic.sticky[lane]
+            if sticky is None or sticky.closed:
+                sticky = topic.sticky[lane] = self._batch(topic.choose(), lane)
+            batch = sticky
+        index = len(batch.values)
+        batch.add(*record)
+        self.used += size
+        batch.size += size
+        if batch.size >= self._batch_bytes or index + 1 >= self._batch_records:
+            self._close(batch)
+        return Delivery(batch, index)
+
+    def _outbox(self, topic: Topic, partition: int) -> Outbox:
+        if not 0 <= partition < len(topic.outboxes):
+            name = topic.outboxes[0].topic if topic.outboxes else "?"
+            raise InvalidArgument(
+                f"topic {name!r} has {len(topic.outboxes)} partitions, so no partition {partition}"
+            )
+        return topic.outboxes[partition]
+
+    def _batch(self, outbox: Outbox, lane: int) -> Batch:
+        """The open batch of a partition and lane."""
+        batch = outbox.open[lane]
+        if batch is None:
+            batch = outbox.open[lane] = Batch(self, outbox, lane)
+            self.unsettled[batch] = None
+            self._opened.append(batch)
+            self._call()
+        return batch
+
+    def _close(self, batch: Batch) -> None:
+        batch.closed = True
+        batch.count = len(batch.values)
+        batch.outbox.open[batch.lane] = None
+        batch.outbox.closed.append(batch)
+        self._ready[batch.outbox] = None
+        self._call()
+
+    def _call(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._wake()
+
+    # What the sender calls, on the loop.
+
+    def look(self) -> tuple[list[Batch], list[Outbox]]:
+        """Batches opened and outboxes with batches closed since the last look."""
+        with self.lock:
+            self._woken = False
+            opened, self._opened = self._opened, []
+            ready = list(self._ready)
+            self._ready.clear()
+            return opened, ready
+
+    def take(self, outbox: Outbox, idle: bool) -> Batch | None:
+        """The next batch to send: a closed one, or one that is due or need not wait."""
+        with self.lock:
+            if not outbox.closed:
+                for batch in outbox.open:
+                    if batch is not None and (batch.due or (idle and batch.values)):
+                        batch.closed = True
+                        batch.count = len(batch.values)
+                        outbox.open[batch.lane] = None
+                        return batch
+                return None
+            return outbox.closed.popleft()
+
+    def has_work(self, outbox: Outbox, idle: bool) -> bool:
+        """Whether `take` would give a batch."""
+        if outbox.closed:
+            return True
+        return any([one is not None and (one.due or idle) for one in outbox.open])
+
+    def finish(self, batch: Batch, error: RaftqError | None) -> None:
+        """The end of a batch: its bytes are free, and everyone who waits for it learns of it."""
+        with self.lock:
+            if not batch.closed:
+                batch.closed = True
+                batch.count = len(batch.values)
+                batch.outbox.open[batch.lane] = None
+            del self.unsettled[batch]
+            self.used -= batch.size
+            if self.starved:
+                self.room.notify_all()
+        if self.starving:
+            starving, self.starving = self.starving, []
+            for future in starving:
+                finish(future)
+        batch.raw = None
+        batch.drop_columns()
+        batch.settle(error)
+
+    def withdraw(self, batch: Batch) -> None:
+        """Take a batch back that `take` has not given out."""
+        with self.lock:
+            if batch in batch.outbox.closed:
+                batch.outbox.closed.remove(batch)
+
+    def forget(self, name: str) -> None:
+        with self.lock:
+            self.topics.pop(name, None)
+
+    def push_out(self) -> list[Batch]:
+        """Make every open batch due; all batches that are not settled."""
+        with self.lock:
+            for batch in self.unsettled:
+                batch.due = True
+            return list(self.unsettled)
+
+
+class Rows:
+    """The values (and keys) of one `send_many` on their way to one choice of partition."""
+
+    __slots__ = ("at", "count", "ends", "keys", "positions", "values")
+
+    def __init__(
+        self,
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None = None,
+        positions: Sequence[int] | None = None,
+    ) -> None:
+        self.values = values
+        self.keys = keys
+        self.count = len(values)
+        self.positions: Sequence[int] = range(self.count) if positions is None else positions
+        sizes: Any = map(len, values)
+        if keys is not None:
+            sizes = [
+                size + (0 if key is None else len(key))
+                for size, key in zip(sizes, keys, strict=True)
+            ]
+        self.ends = list(accumulate(sizes, initial=0))
+        self.at = 0
+
+    def cut(self, limits: tuple[int, int], room: int, alone: bool) -> tuple[int, int]:
+        """(end, bytes) of the rows from `at` on that fit; at least one when the batch is empty or
+        nothing else is buffered (`alone`)."""
+        records, batch_bytes = limits
+        start = self.at
+        # The sum of n records is ends[n] plus their fixed cost; the search is for plain bytes, so
+        # the fixed cost is taken off afterwards, for the records found.
+        end = min(start + records, self.count)
+        base = self.ends[start]
+        low = bisect_right(self.ends, base + max(batch_bytes, 0), start, end + 1)
+        end = min(end, max(low, start + 1))  # the record that reaches batch_bytes closes the batch
+        size = self.ends[end] - base + RECORD_BYTES * (end - start)
+        while size > room and end > start:
+            end = start + (end - start) // 2
+            size = self.ends[end] - base + RECORD_BYTES * (end - start)
+        if end == start and alone:
+            end = start + 1
+            size = self.ends[end] - base + RECORD_BYTES
+        return end, size
+
+    def take(self, end: int) -> tuple[Sequence[bytes], Sequence[bytes | None] | None]:
+        start, self.at = self.at, end
+        return self.values[start:end], None if self.keys is None else self.keys[start:end]

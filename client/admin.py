@@ -1,0 +1,261 @@
+"""Shell: the asyncio admin client: topics, replicas, nodes.
+
+Any node takes these requests. One that cannot be answered goes to the next node until `timeout_ms`
+is spent. When an attempt may have taken effect and a later one finds it done ("exists already"), it
+counts as done.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, Unpack
+
+from raftq.client.base import Client
+from raftq.client.options import AdminOptions, AdminSettings, Bootstrap
+from raftq.client.results import PartitionDescription, TopicDescription
+from raftq.client.retry import Backoff, out_of_time
+from raftq.client.tasks import pause
+from raftq.client.wire.admin_messages import (
+    AddPartitions,
+    AlterTopic,
+    ClusterStatus,
+    ClusterStatusReply,
+    CreateTopic,
+    DeleteTopic,
+    DrainNode,
+    MoveReplicas,
+    RemoveNode,
+)
+from raftq.client.wire.errors import (
+    Detail,
+    NotLeader,
+    RaftqError,
+    TopicExists,
+    UnknownPartition,
+    UnknownTopic,
+)
+from raftq.client.wire.messages import (
+    ListOffsets,
+    Message,
+    Metadata,
+    MetadataReply,
+    NodeInfo,
+    OffsetQuery,
+    Request,
+    TopicInfo,
+)
+
+R = TypeVar("R", bound=Message)
+Offsets = dict[int, tuple[int, int]]  # partition -> start_offset, high_watermark
+
+
+class Admin(Client):
+    """Administrates the cluster. Settings are the fields of AdminOptions."""
+
+    def __init__(self, bootstrap: Bootstrap, **settings: Unpack[AdminSettings]) -> None:
+        self.options = AdminOptions(**settings)
+        super().__init__(bootstrap, self.options, "admin client")
+
+    # Topics.
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        replication: int | None = None,
+        config: Mapping[str, Detail] | None = None,
+    ) -> TopicDescription:
+        """Create a topic and wait until all its partitions have leaders that answer."""
+        request = CreateTopic(name, partitions or 0, replication or 0, dict(config or {}))
+        await self._request(request, TopicExists)
+        return await self._until_served(name, 1)
+
+    async def delete_topic(self, name: str) -> None:
+        await self._request(DeleteTopic(name), UnknownTopic)
+
+    async def alter_topic(self, name: str, config: Mapping[str, Detail]) -> None:
+        """Change these settings; None takes one back to its default."""
+        await self._request(AlterTopic(name, dict(config)))
+
+    async def add_partitions(self, name: str, total: int) -> TopicDescription:
+        """Give a topic `total` partitions and wait until the new ones have leaders."""
+        await self._request(AddPartitions(name, total))
+        return await self._until_served(name, total)
+
+    async def list_topics(self) -> list[str]:
+        return sorted(topic.topic for topic in (await self.metadata(None)).topics)
+
+    async def describe_topic(self, name: str) -> TopicDescription:
+        """A topic with its partitions, and their offsets as far as their leaders answer."""
+        reply = await self.metadata((name,))
+        info = _topic(reply, name)
+        return _description(info, await self._offsets(info, reply))
+
+    async def describe_topics(self) -> list[TopicDescription]:
+        """All topics, without offsets."""
+        reply = await self.metadata(None)
+        topics = [_description(info, {}) for info in reply.topics if not info.error]
+        return sorted(topics, key=lambda one: one.name)
+
+    # Replicas and nodes.
+
+    async def move_replica(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
+        """Start moving a partition to these nodes, the preferred leader first."""
+        await self._request(MoveReplicas(topic, partition, tuple(replicas)))
+
+    async def drain(
+        self, node_id: int, drain: bool = True, decommission: bool = False, force: bool = False
+    ) -> int:
+        """Move leadership away from a node (`drain=False` lets it come back), with `decommission`
+        its replicas too; the number of partitions it still leads."""
+        return (await self._request(DrainNode(node_id, drain, decommission, force))).leading
+
+    async def remove_node(self, node_id: int) -> None:
+        await self._request(RemoveNode(node_id))
+
+    async def nodes(self) -> list[NodeInfo]:
+        return sorted((await self.metadata(())).nodes, key=lambda node: node.node_id)
+
+    async def cluster_status(self) -> ClusterStatusReply:
+        return await self._request(ClusterStatus())
+
+    async def metadata(self, topics: tuple[str, ...] | None) -> MetadataReply:
+        """What a node knows, unprocessed; None asks for all topics."""
+        return await self._request(Metadata(topics))
+
+    # How.
+
+    async def _request(self, request: Request[R], done: type[RaftqError] | None = None) -> R:
+        """Ask one node after the other until one answers. `done` is the error that means success
+        when an earlier attempt may have taken effect; the answer is of no use then."""
+        self._ensure_started()
+        options = self.options
+        backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_ms_max, options.rng)
+        last: RaftqError | None = None
+        unknown = False
+        try:
+            async with asyncio.timeout(options.timeout_ms / 1000):
+                while True:
+                    for address in await self._addresses():
+                        try:
+                            connection = await self._pool.get(address)
+                            return (await connection.request(request)).message
+                        except RaftqError as error:
+                            if unknown and done is not None and isinstance(error, done):
+                                return _nothing(request)
+                            unknown = unknown or error.outcome == "unknown"
+                            last = error
+                            if _is_final(error):
+                                raise
+                    await pause(backoff.next_s())
+        except TimeoutError:
+            what = f"{type(request).__name__} was not answered in {options.timeout_ms} ms"
+            error = out_of_time(what, last)
+            raise error.with_outcome("unknown" if unknown else "failed") from last
+
+    async def _addresses(self) -> "list[tuple[str, int]]":
+        """Whom to ask; the first question of all is who is there."""
+        if not self._routes.nodes:
+            await self._first_contact()
+        return self._routes.addresses()
+
+    async def _first_contact(self) -> None:
+        began = self._loop.time()
+        while True:
+            try:
+                await self._routes.refresh()
+                return
+            except RaftqError:
+                if self._loop.time() - began >= self.options.bootstrap_ms / 1000:
+                    raise
+                await pause(self.options.retry_backoff_ms_max / 1000)
+
+    async def _until_served(self, name: str, partitions: int) -> TopicDescription:
+        options = self.options
+        backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_ms_max, options.rng)
+        missing: list[int] = []
+        try:
+            async with asyncio.timeout(options.timeout_ms / 1000):
+                while True:
+                    try:
+                        found = await self.describe_topic(name)
+                        missing = [
+                            one.partition for one in found.partitions if one.start_offset is None
+                        ]
+                        if not missing and len(found.partitions) >= partitions:
+                            return found
+                    except UnknownTopic:
+                        missing = [0]  # this node has not heard of it yet
+                    await pause(backoff.next_s())
+        except TimeoutError:
+            raise out_of_time(
+                f"topic {name!r} is there, but after {options.timeout_ms} ms no leader answers for "
+                f"partitions {missing[:10]}",
+                None,
+            ) from None
+
+    async def _offsets(self, info: TopicInfo, reply: MetadataReply) -> Offsets:
+        """Both ends of each partition whose leader answers."""
+        addresses = {node.node_id: (node.host, node.port) for node in reply.nodes}
+        by_leader: dict[tuple[str, int], list[int]] = {}
+        for part in info.partitions:
+            if part.leader is not None and part.leader in addresses:
+                by_leader.setdefault(addresses[part.leader], []).append(part.partition)
+        found: Offsets = {}
+        asked = [
+            self._tasks.spawn(self._ask_offsets(address, info.topic, numbers, found))
+            for address, numbers in by_leader.items()
+        ]
+        if asked:
+            try:
+                await asyncio.wait(asked)
+            finally:
+                for task in asked:
+                    task.cancel()
+        return found
+
+    async def _ask_offsets(
+        self, address: tuple[str, int], topic: str, numbers: list[int], found: Offsets
+    ) -> None:
+        queries = []
+        for number in numbers:
+            queries += [
+                OffsetQuery(topic, number, "earliest"),
+                OffsetQuery(topic, number, "latest"),
+            ]
+        try:
+            connection = await self._pool.get(address)
+            answers = (await connection.request(ListOffsets(tuple(queries)))).message.answers
+        except RaftqError:
+            return  # its partitions have no offsets then
+        starts, ends = answers[::2], answers[1::2]
+        for start, end in zip(starts, ends, strict=False):
+            if not start.error and not end.error and start.partition == end.partition:
+                found[start.partition] = (start.offset, end.offset)
+
+
+def _is_final(error: RaftqError) -> bool:
+    return not error.retriable or isinstance(error, UnknownTopic | UnknownPartition | NotLeader)
+
+
+def _nothing(request: Request[R]) -> R:
+    """For callers that do not use the answer."""
+    return None  # type: ignore[return-value]
+
+
+def _topic(reply: MetadataReply, name: str) -> TopicInfo:
+    for info in reply.topics:
+        if info.topic == name and not info.error:
+            return info
+    raise UnknownTopic(f"no topic is named {name!r}")
+
+
+def _description(info: TopicInfo, offsets: Offsets) -> TopicDescription:
+    parts = []
+    for one in info.partitions:
+        start, end = offsets.get(one.partition, (None, None))
+        parts.append(
+            PartitionDescription(
+                one.partition, one.leader, one.epoch, one.replicas, one.isr, one.target, start, end
+            )
+        )
+    return TopicDescription(info.topic, info.topic_id, info.config, tuple(parts))

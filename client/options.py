@@ -1,0 +1,288 @@
+"""Settings of producers, consumers and admin clients. (Pure.)
+
+Durations are in milliseconds. Everything that is wrong is reported at once, as a ConfigError.
+`wall_ms` and `rng` are settings so that a simulation can pass its own; everything else that has to
+do with time is read from the event loop.
+"""
+
+import random
+import ssl
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypedDict
+
+from raftq.client.connection import ConnectionOptions
+from raftq.client.wire.codecs import CODECS
+from raftq.client.wire.errors import ConfigError, InvalidArgument
+from raftq.client.wire.layout import BATCH_BYTES_MAX, LANE_COUNT, RECORDS_MAX
+from raftq.client.wire.messages import Acks
+from raftq.client.wire.record import VALUE_BYTES_MAX
+
+PORT_DEFAULT = 7070
+LANES: dict[str | int, int] = {
+    "critical": 0, "high": 1, "normal": 2, "low": 3, "background": 4,
+    **{lane: lane for lane in range(LANE_COUNT)},
+}  # fmt: skip
+
+Address = tuple[str, int]
+Bootstrap = str | Sequence[str]
+Reset = Literal["earliest", "latest", "none"]
+Compression = Literal["none", "lz4", "zstd"]
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """What every client needs to find the cluster and to keep trying."""
+
+    name: str = ""
+    """What the nodes' logs call this client."""
+    connect_ms: int = 3_000
+    """For connecting and the handshake. Too short: slow networks never connect."""
+    request_ms: int = 10_000
+    """For one attempt of a request. Too short: busy nodes are asked twice."""
+    bootstrap_ms: int = 5_000
+    """For how long a client that has not yet reached any node keeps trying."""
+    topic_grace_ms: int = 3_000
+    """For how long a topic that the nodes do not know may still turn up: a new topic is not known
+    everywhere at once."""
+    refresh_ms: int = 60_000
+    """How often routes are asked for even if nothing fails."""
+    refresh_ms_min: int = 20
+    """Routes are not asked for more often than this."""
+    retry_backoff_ms: int = 20
+    retry_backoff_ms_max: int = 500
+    """Retries wait from `retry_backoff_ms` on, twice as long each time, up to this."""
+    in_flight_bytes_max: int = 16 * 1024 * 1024
+    """Unanswered bytes per connection. Too much delays small requests behind big ones."""
+    tls: ssl.SSLContext | None = None
+    wall_ms: Callable[[], int] = wall_clock_ms
+    rng: random.Random = field(default_factory=random.Random)
+
+    def __post_init__(self) -> None:
+        wrong = list(self.problems())
+        if wrong:
+            raise ConfigError("; ".join(wrong))
+
+    def problems(self) -> Iterable[str]:
+        yield from at_least(
+            self,
+            1,
+            "connect_ms", "request_ms", "bootstrap_ms", "refresh_ms", "refresh_ms_min",
+            "retry_backoff_ms", "in_flight_bytes_max",
+        )  # fmt: skip
+        yield from at_least(self, 0, "topic_grace_ms")
+        if self.retry_backoff_ms_max < self.retry_backoff_ms:
+            yield "retry_backoff_ms_max is under retry_backoff_ms"
+
+    def connection(self) -> ConnectionOptions:
+        return ConnectionOptions(
+            name=self.name,
+            connect_ms=self.connect_ms,
+            request_ms=self.request_ms,
+            in_flight_bytes_max=self.in_flight_bytes_max,
+        )
+
+
+def at_least(options: object, least: int, *names: str) -> Iterable[str]:
+    for name in names:
+        value = getattr(options, name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            yield f"{name} must be a whole number, not {value!r}"
+        elif value < least:
+            yield f"{name} must be at least {least}, not {value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions(ClientOptions):
+    """Settings of a producer."""
+
+    acks: Acks = "all"
+    """Who has the record when it counts as appended: "none" (nobody says), the "leader", or "all"
+    replicas in sync."""
+    idempotent: bool = True
+    """Whether a retry is recognised by the node. Without it an attempt of unknown outcome is not
+    repeated, and one request per partition is in flight. Has no meaning with acks="none"."""
+    linger_ms: int = 5
+    """For how long a batch waits for more records. 0: a record is sent at once when nothing of its
+    partition is in flight, and rides the next batch otherwise."""
+    batch_bytes: int = 256 * 1024
+    """A batch of this size is closed. A single record may be bigger: it then travels alone."""
+    batch_records: int = 4_000
+    buffer_bytes: int = 64 * 1024 * 1024
+    """Records taken and not yet acknowledged. When they reach it, `send` waits for room."""
+    max_block_ms: int = 30_000
+    """For how long `send` waits for room, or for a first answer about its topic."""
+    compression: Compression | None = None
+    delivery_timeout_ms: int = 120_000
+    """From `send` to the end of the last attempt."""
+    in_flight_max: int = 5
+    """Requests in flight per partition; the nodes remember no more batches than 5."""
+    stall_ms: int = 1_000
+    """After so long without an answer the routes are asked for again: the leader may be cut off."""
+    value_bytes_max: int = 1024 * 1024
+
+    def problems(self) -> Iterable[str]:
+        # A class with slots is a new class: super() without arguments would mean the old one.
+        yield from ClientOptions.problems(self)
+        yield from at_least(self, 0, "linger_ms", "max_block_ms")
+        yield from at_least(
+            self,
+            1,
+            "batch_bytes", "batch_records", "buffer_bytes", "delivery_timeout_ms", "in_flight_max",
+            "stall_ms", "value_bytes_max",
+        )  # fmt: skip
+        if self.acks not in ("none", "leader", "all"):
+            yield f"acks is 'none', 'leader' or 'all', not {self.acks!r}"
+        if self.compression is not None and self.compression not in CODECS:
+            yield f"compression is None, 'lz4' or 'zstd', not {self.compression!r}"
+        if self.in_flight_max > 5:
+            yield "in_flight_max is at most 5"
+        if self.value_bytes_max > VALUE_BYTES_MAX:
+            yield f"value_bytes_max is at most {VALUE_BYTES_MAX}"
+        if self.batch_records > RECORDS_MAX:
+            yield f"batch_records is at most {RECORDS_MAX}"
+        if self.batch_bytes > BATCH_BYTES_MAX // 2:
+            yield f"batch_bytes is at most {BATCH_BYTES_MAX // 2}"
+
+    @property
+    def sequenced(self) -> bool:
+        return self.idempotent and self.acks != "none"
+
+    @property
+    def codec(self) -> int:
+        return CODECS[self.compression or "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions(ClientOptions):
+    """Settings of a consumer."""
+
+    reset: Reset = "earliest"
+    """Where to go on when a position is not kept any more, and where to begin without a `seek`.
+    "none": `poll` raises OffsetOutOfRange instead."""
+    fetch_bytes: int = 1024 * 1024
+    """Of one partition in one reply. A bigger batch still comes whole."""
+    fetch_wait_ms: int = 500
+    """For how long a node may wait for records before it answers."""
+    prefetch_bytes_partition: int = 4 * 1024 * 1024
+    """Fetched and not yet polled, per partition. Too little: polls wait for the network."""
+    prefetch_bytes: int = 64 * 1024 * 1024
+    """The same for all partitions together."""
+    reset_grace_ms: int = 10_000
+    """For how long a position past the end is taken for a new leader that still catches up."""
+
+    def problems(self) -> Iterable[str]:
+        yield from ClientOptions.problems(self)
+        yield from at_least(self, 0, "fetch_wait_ms", "reset_grace_ms")
+        yield from at_least(self, 1, "fetch_bytes", "prefetch_bytes_partition", "prefetch_bytes")
+        if self.reset not in ("earliest", "latest", "none"):
+            yield f"reset is 'earliest', 'latest' or 'none', not {self.reset!r}"
+        if self.fetch_bytes > BATCH_BYTES_MAX:
+            yield f"fetch_bytes is at most {BATCH_BYTES_MAX}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminOptions(ClientOptions):
+    """Settings of an admin client."""
+
+    timeout_ms: int = 15_000
+    """For a call with all its attempts."""
+
+    def problems(self) -> Iterable[str]:
+        yield from ClientOptions.problems(self)
+        yield from at_least(self, 1, "timeout_ms")
+
+
+class ClientSettings(TypedDict, total=False):
+    """The fields of ClientOptions, as keywords."""
+
+    name: str
+    connect_ms: int
+    request_ms: int
+    bootstrap_ms: int
+    topic_grace_ms: int
+    refresh_ms: int
+    refresh_ms_min: int
+    retry_backoff_ms: int
+    retry_backoff_ms_max: int
+    in_flight_bytes_max: int
+    tls: ssl.SSLContext | None
+    wall_ms: Callable[[], int]
+    rng: random.Random
+
+
+class ProducerSettings(ClientSettings, total=False):
+    """The fields of ProducerOptions, as keywords."""
+
+    acks: Acks
+    idempotent: bool
+    linger_ms: int
+    batch_bytes: int
+    batch_records: int
+    buffer_bytes: int
+    max_block_ms: int
+    compression: Compression | None
+    delivery_timeout_ms: int
+    in_flight_max: int
+    stall_ms: int
+    value_bytes_max: int
+
+
+class ConsumerSettings(ClientSettings, total=False):
+    """The fields of ConsumerOptions, as keywords."""
+
+    reset: Reset
+    fetch_bytes: int
+    fetch_wait_ms: int
+    prefetch_bytes_partition: int
+    prefetch_bytes: int
+    reset_grace_ms: int
+
+
+class AdminSettings(ClientSettings, total=False):
+    """The fields of AdminOptions, as keywords."""
+
+    timeout_ms: int
+
+
+def lane_of(priority: str | int) -> int:
+    """The lane of a priority given by name or number."""
+    lane = LANES.get(priority) if isinstance(priority, str | int) else None
+    if lane is None or isinstance(priority, bool):
+        names = ", ".join(name for name in LANES if isinstance(name, str))
+        raise InvalidArgument(f"priority {priority!r} is none of {names} and not 0..4")
+    return lane
+
+
+def addresses(bootstrap: Bootstrap) -> list[Address]:
+    """The addresses in "host:port", "host:port,host:port" or a list of them."""
+    parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
+    found: list[Address] = []
+    for part in parts:
+        if not isinstance(part, str):
+            raise ConfigError(f"a bootstrap address is text like 'host:7070', not {part!r}")
+        if part.strip():
+            found.append(_address(part.strip()))
+    if not found:
+        raise ConfigError("no bootstrap address is given; one looks like '127.0.0.1:7070'")
+    return list(dict.fromkeys(found))
+
+
+def _address(text: str) -> Address:
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(PORT_DEFAULT)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{text!r} is no address; one looks like '127.0.0.1:7070'")
+    return host, int(port)
+
+
+def show(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

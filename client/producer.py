@@ -1,0 +1,292 @@
+"""Shell: the asyncio producer. accumulator.py makes batches, sender.py delivers them.
+
+    async with Producer("127.0.0.1:7070") as producer:
+        delivery = await producer.send("orders", b"v", key=b"k")   # taken: there was room for it
+        appended = await delivery                                  # acknowledged: it has an offset
+
+`send` waits only for room in the buffer (and, the first time, for the topic's routes). What becomes
+of a record is told by its Delivery; errors of deliveries that nobody asks about are raised by the
+next `flush` or `close`, so that none is lost in silence.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Unpack
+
+from raftq.client.accumulator import Accumulator, Batch, Rows, partition_of
+from raftq.client.base import Client
+from raftq.client.options import LANES, Bootstrap, ProducerOptions, ProducerSettings, lane_of
+from raftq.client.results import Deliveries, Delivery
+from raftq.client.retry import again
+from raftq.client.sender import Sender
+from raftq.client.wire.errors import (
+    InvalidArgument,
+    QueueClosed,
+    RaftqError,
+    RequestTimeout,
+    Throttled,
+    TooLarge,
+)
+from raftq.client.wire.record import KEY_BYTES_MAX, Headers, check_record_limits
+
+CLOSE_S_DEFAULT = 30.0
+_INT_64 = range(-(1 << 63), 1 << 63)
+
+
+class Producer(Client):
+    """Sends records. Settings are the fields of ProducerOptions."""
+
+    def __init__(self, bootstrap: Bootstrap, **settings: Unpack[ProducerSettings]) -> None:
+        self.options = ProducerOptions(**settings)
+        super().__init__(bootstrap, self.options, "producer")
+        self._sender: Sender
+        self._accumulator: Accumulator
+        self._value_bytes_max = self.options.value_bytes_max
+        self._threadsafe = False  # whether records come from other threads than the loop's
+        self._closing: asyncio.Future[None] | None = None
+
+    def _on_start(self) -> None:
+        self._sender = Sender(self.options, self._routes, self._pool, self._tasks)
+        self._accumulator = Accumulator(self.options, self._loop, self._wake)
+        self._sender.attach(self._accumulator)
+
+    def _wake(self) -> None:
+        if self._threadsafe:
+            self._loop.call_soon_threadsafe(self._sender.look)
+        else:
+            self._loop.call_soon(self._sender.look)
+
+    async def send(  # noqa: PLR0913 - the fields of a record
+        self,
+        topic: str,
+        value: bytes,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        priority: str | int = "normal",
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> Delivery:
+        """Take a record for sending; waits while the buffer is full, at most `max_block_ms`."""
+        if not self._started:
+            self._ensure_started()
+        lane = self.check(value, key, headers, priority, partition, timestamp)
+        delivery = self._accumulator.offer(topic, value, key, headers, lane, partition, timestamp)
+        while delivery is None:
+            await self.make_room(topic)
+            delivery = self._accumulator.offer(
+                topic, value, key, headers, lane, partition, timestamp
+            )
+        return delivery
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None = None,
+        priority: str | int = "normal",
+        partition: int | None = None,
+    ) -> Deliveries:
+        """Take many records at once, column by column; much cheaper than one `send` for each."""
+        self._ensure_started()
+        while topic not in self._accumulator.topics:
+            await self.make_room(topic)
+        deliveries, groups = self.split(topic, values, keys, partition)
+        lane = lane_of(priority)
+        for number, rows in groups:
+            while not self._accumulator.offer_many(topic, rows, lane, number, deliveries):
+                await self.make_room(topic)
+        return deliveries
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Send everything now and wait until all of it is settled, at most `timeout` seconds.
+
+        Raises RequestTimeout when time runs out, otherwise the first error of a delivery that
+        nobody has asked about.
+        """
+        self._ensure_started()
+        await self._settle(timeout)
+        self._raise_unclaimed()
+
+    async def close(self, timeout: float | None = CLOSE_S_DEFAULT) -> None:
+        """Flush, then end. What is not settled in time fails with QueueClosed."""
+        if not self._started or self._ended:
+            await self._end()
+            return
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+            return
+        self._closing = self._loop.create_future()
+        self._accumulator.refusal = QueueClosed("the producer is closed")
+        try:
+            await self._settle(timeout)
+        finally:
+            self._sender.fail_all(QueueClosed("the producer was closed before the acknowledgement"))
+            self._sender.stop()
+            await self._end()
+            self._closing.set_result(None)
+        self._raise_unclaimed()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self.close()
+        except RaftqError:
+            if kind is None:
+                raise
+
+    # Shared with the blocking form.
+
+    def check(  # noqa: PLR0913 - the fields of a record
+        self,
+        value: bytes,
+        key: bytes | None,
+        headers: Headers | None,
+        priority: str | int,
+        partition: int | None,
+        timestamp: int | None,
+    ) -> int:
+        """Refuse what cannot be sent, before anything is; the lane of the priority."""
+        if type(value) is not bytes:
+            raise InvalidArgument(f"a value must be bytes, not {type(value).__name__}")
+        if len(value) > self._value_bytes_max:
+            check_record_limits(value, None, None, self._value_bytes_max)
+        if key is not None or headers or partition is not None or timestamp is not None:
+            self._check_more(key, headers, partition, timestamp)
+        try:
+            return LANES[priority]
+        except (KeyError, TypeError):
+            return lane_of(priority)
+
+    def _check_more(
+        self,
+        key: bytes | None,
+        headers: Headers | None,
+        partition: int | None,
+        timestamp: int | None,
+    ) -> None:
+        if key is not None and type(key) is not bytes:
+            raise InvalidArgument(f"a key must be bytes or None, not {type(key).__name__}")
+        if headers is not None and not isinstance(headers, dict):
+            raise InvalidArgument(f"headers are a dict of str to bytes, not {headers!r}")
+        check_record_limits(b"", key, headers, self._value_bytes_max)
+        for name, number in (("partition", partition), ("timestamp", timestamp)):
+            if number is not None and (type(number) is not int or number not in _INT_64):
+                raise InvalidArgument(f"a {name} must be a whole number or None, not {number!r}")
+
+    def split(
+        self,
+        topic: str,
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None,
+        partition: int | None,
+    ) -> tuple[Deliveries, list[tuple[int | None, Rows]]]:
+        """Checked rows by partition; None is for those that may go anywhere."""
+        if not isinstance(values, list):
+            values = list(values)
+        self._check_columns(values, keys)
+        deliveries = Deliveries(len(values))
+        if partition is not None or keys is None:
+            return deliveries, [(partition, Rows(values, keys))] if values else []
+        count = len(self._accumulator.topics[topic].outboxes)
+        groups: dict[int | None, list[int]] = {}
+        for at, key in enumerate(keys):
+            number = None if key is None else partition_of(key, count)
+            if number in groups:
+                groups[number].append(at)
+            else:
+                groups[number] = [at]
+        found: list[tuple[int | None, Rows]] = []
+        for number, positions in groups.items():
+            picked = [values[at] for at in positions]
+            their_keys = None if number is None else [keys[at] for at in positions]
+            found.append((number, Rows(picked, their_keys, positions)))
+        return deliveries, found
+
+    def _check_columns(self, values: Sequence[bytes], keys: Sequence[bytes | None] | None) -> None:
+        if set(map(type, values)) - {bytes}:
+            raise InvalidArgument("values must be bytes")
+        longest = max(map(len, values), default=0)
+        if longest > self._value_bytes_max:
+            raise TooLarge(
+                f"a value of {longest} bytes is over the limit of {self._value_bytes_max}"
+            )
+        if keys is None:
+            return
+        if len(keys) != len(values):
+            raise InvalidArgument(f"{len(values)} values but {len(keys)} keys")
+        if set(map(type, keys)) - {bytes, type(None)}:
+            raise InvalidArgument("keys must be bytes or None")
+        longest = max([len(key) for key in keys if key is not None], default=0)
+        if longest > KEY_BYTES_MAX:
+            raise TooLarge(f"a key of {longest} bytes is over the limit of {KEY_BYTES_MAX}")
+
+    async def make_room(self, topic: str) -> None:
+        """Wait until an offer that was turned down is worth repeating."""
+        block_s = self.options.max_block_ms / 1000
+        accumulator = self._accumulator
+        if topic not in accumulator.topics:
+            if not isinstance(topic, str) or not topic:
+                raise InvalidArgument(f"a topic is a name, not {topic!r}")
+            await self._learn_topic(topic, block_s)
+            return
+        self.push_all()
+        room: asyncio.Future[None] = self._loop.create_future()
+        accumulator.starving.append(room)
+        try:
+            async with asyncio.timeout(block_s):
+                await room
+        except TimeoutError:
+            raise self.no_room() from None
+
+    def push_all(self) -> None:
+        """Send everything now; on the loop."""
+        if not self._ended:
+            self._sender.push(self._accumulator.push_out())
+
+    async def _learn_topic(self, topic: str, block_s: float) -> None:
+        try:
+            async with asyncio.timeout(block_s):
+                info = await self._routes.topic(topic)
+        except TimeoutError:
+            raise Throttled(f"nothing was learned about topic {topic!r} in {block_s} s") from None
+        self._accumulator.set_partitions(topic, len(info.partitions))
+
+    def no_room(self) -> RaftqError:
+        options = self.options
+        return Throttled(
+            f"the buffer of {options.buffer_bytes} bytes stayed full for {options.max_block_ms} ms"
+        )
+
+    async def _settle(self, timeout: float | None) -> None:
+        batches = self._accumulator.push_out()
+        self._sender.push(batches)
+        try:
+            async with asyncio.timeout(timeout):
+                for batch in batches:
+                    if not batch.done:
+                        await batch.waiter()
+        except TimeoutError:
+            left = [batch for batch in batches if not batch.done]
+            count = sum([batch.count or len(batch.values) for batch in left])
+            raise RequestTimeout(
+                f"{count} records are not acknowledged after {timeout} s"
+            ) from None
+
+    def _raise_unclaimed(self) -> None:
+        failed, self._sender.failed = self._sender.failed, []
+        for batch in failed:
+            if not batch.claimed and batch.error is not None:
+                raise _for_many(batch, failed)
+
+
+def _for_many(first: Batch, failed: list[Batch]) -> RaftqError:
+    assert first.error is not None
+    error = again(first.error)
+    count = sum([batch.count for batch in failed if not batch.claimed])
+    error.args = (f"{count} records were not delivered, the first because: {first.error}",)
+    return error

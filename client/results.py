@@ -1,0 +1,261 @@
+"""What clients give back: deliveries, records, descriptions of topics. (Shell: it waits.)
+
+A Delivery is two slots, a batch and the record's place in it; everything that costs something (an
+event, futures, callbacks) belongs to the batch and is made when somebody asks for it. So a record
+that nobody waits for costs nothing, and a thousand that somebody waits for cost one event.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from raftq.client.retry import again
+from raftq.client.tasks import finish
+from raftq.client.wire.errors import Detail, InvalidArgument, RaftqError, RequestTimeout
+from raftq.client.wire.record import Headers
+
+
+class Appended(NamedTuple):
+    """Where a record is. `offset` is -1 when nobody says, as with acks="none"."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+
+
+class Record(NamedTuple):
+    """One record as a consumer gets it."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes
+    timestamp: int
+    headers: Headers
+    priority: int
+
+
+class Settling(Protocol):
+    """The outcome of a batch, shared by the deliveries of all its records."""
+
+    done: bool
+    error: RaftqError | None
+    claimed: bool
+
+    def appended(self, index: int) -> Appended: ...
+    def event(self) -> threading.Event: ...
+    def waiter(self) -> "asyncio.Future[None]": ...
+    def on_done(self, call: Callable[[], None]) -> None: ...
+    def loop_runs_here(self) -> bool: ...
+
+
+class Outcome:
+    """The state of a batch's delivery: pending, then appended or failed, once and for ever.
+
+    `lock` guards the step from pending to done against those who begin to wait.
+    """
+
+    __slots__ = ("_callbacks", "_event", "_waiters", "claimed", "done", "error", "lock", "loop")
+
+    def __init__(self, lock: threading.Lock, loop: asyncio.AbstractEventLoop) -> None:
+        self.lock = lock
+        self.loop = loop
+        self.done = False
+        self.error: RaftqError | None = None
+        self.claimed = False  # somebody has asked what became of it
+        self._event: threading.Event | None = None
+        self._waiters: list[asyncio.Future[None]] | None = None
+        self._callbacks: list[Callable[[], None]] | None = None
+
+    def event(self) -> threading.Event:
+        with self.lock:
+            if self._event is None:
+                self._event = threading.Event()
+                if self.done:
+                    self._event.set()
+            return self._event
+
+    def waiter(self) -> "asyncio.Future[None]":
+        """A future of the running loop that ends with the batch; one for each who waits, since
+        whoever is cancelled takes the future along."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self.lock:
+            if not self.done:
+                if self._waiters is None:
+                    self._waiters = [future]
+                else:
+                    self._waiters.append(future)
+                return future
+        future.set_result(None)
+        return future
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        with self.lock:
+            if not self.done:
+                if self._callbacks is None:
+                    self._callbacks = []
+                self._callbacks.append(call)
+                return
+        call()
+
+    def loop_runs_here(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self.loop
+        except RuntimeError:
+            return False
+
+    def settle(self, error: RaftqError | None) -> None:
+        """The end, told to everyone who waits. On the loop only."""
+        assert not self.done
+        self.error = error
+        with self.lock:
+            self.done = True
+            event, waiters, callbacks = self._event, self._waiters, self._callbacks
+            self._event = self._waiters = self._callbacks = None
+        if event is not None:
+            event.set()
+        for future in waiters or ():
+            if future.get_loop() is self.loop:
+                finish(future)
+            else:
+                future.get_loop().call_soon_threadsafe(finish, future)
+        for call in callbacks or ():
+            self._call(call)
+
+    def _call(self, call: Callable[[], None]) -> None:
+        """A callback's error is the application's: it must not keep others from being told."""
+        try:
+            call()
+        except Exception as error:
+            self.loop.call_exception_handler(
+                {"message": "a delivery callback failed", "exception": error}
+            )
+
+
+class Delivery:
+    """What becomes of one record: `result()` in a thread, `await delivery` on the loop."""
+
+    __slots__ = ("_batch", "_index")
+
+    def __init__(self, batch: Settling, index: int) -> None:
+        self._batch = batch
+        self._index = index
+
+    def done(self) -> bool:
+        return self._batch.done
+
+    def result(self, timeout: float | None = None) -> Appended:
+        """Wait for the acknowledgement. Raises the RaftqError that ended the delivery, or
+        RequestTimeout (outcome unknown) when `timeout` seconds pass; the delivery goes on then."""
+        batch = self._batch
+        batch.claimed = True
+        if not batch.done:
+            if batch.loop_runs_here():
+                raise InvalidArgument("result() would block the event loop; use `await delivery`")
+            if not batch.event().wait(timeout):
+                raise RequestTimeout(f"the record is not acknowledged after {timeout} s")
+        return batch.appended(self._index)
+
+    def exception(self, timeout: float | None = None) -> RaftqError | None:
+        """Wait like `result`, and give the error instead of raising it."""
+        batch = self._batch
+        if not batch.done:
+            try:
+                self.result(timeout)
+            except RaftqError:
+                if not batch.done:
+                    raise
+        batch.claimed = True
+        return None if batch.error is None else again(batch.error)
+
+    def add_done_callback(self, call: "Callable[[Delivery], object]") -> None:
+        """Call `call(delivery)` once it is done: on the client's loop, or at once if it is. It must
+        not block."""
+        self._batch.claimed = True
+        self._batch.on_done(lambda: call(self))
+
+    def __await__(self) -> Generator[object, None, Appended]:
+        batch = self._batch
+        batch.claimed = True
+        if not batch.done:
+            yield from batch.waiter().__await__()
+        return batch.appended(self._index)
+
+
+class Deliveries:
+    """What becomes of the records of one `send_many`, in the order of its values."""
+
+    __slots__ = ("_count", "_parts")
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        # (batch, first index in it, positions among the values)
+        self._parts: list[tuple[Settling, int, Sequence[int]]] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, batch: Settling, first: int, positions: Sequence[int]) -> None:
+        self._parts.append((batch, first, positions))
+
+    def done(self) -> bool:
+        return all(batch.done for batch, _, _ in self._parts)
+
+    def result(self, timeout: float | None = None) -> list[Appended]:
+        """Wait for all of them; raises the first error."""
+        self.wait(timeout)
+        return self._results()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until all are done, without making a result for each."""
+        # Batches end in almost any order, so each wait gets the whole timeout at most once: the
+        # first batch that is late raises.
+        for batch, first, _ in self._parts:
+            Delivery(batch, first).result(timeout)
+
+    def __await__(self) -> Generator[object, None, list[Appended]]:
+        for batch, _, _ in self._parts:
+            batch.claimed = True
+        for batch, _, _ in self._parts:
+            if not batch.done:
+                yield from batch.waiter().__await__()
+        return self._results()
+
+    def _results(self) -> list[Appended]:
+        results: list[Appended | None] = [None] * self._count
+        for batch, first, positions in self._parts:
+            for index, position in enumerate(positions, first):
+                results[position] = batch.appended(index)
+        return [one for one in results if one is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """One partition; the offsets are None while nobody leads it."""
+
+    partition: int
+    leader: int | None
+    epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    target: tuple[int, ...]
+    start_offset: int | None
+    high_watermark: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic as the cluster has it."""
+
+    name: str
+    topic_id: int
+    config: Mapping[str, Detail]
+    partitions: tuple[PartitionDescription, ...]
+
+    @property
+    def replication(self) -> int:
+        return max((len(one.replicas) for one in self.partitions), default=0)

@@ -1,0 +1,470 @@
+"""Shell: batches on their way to the leaders, each partition's in order. On the loop only.
+
+    closed ──encode──> sent ──reply──> appended
+                        │ └──refused for good, or out of time──> failed
+                        └──retriable──> waits ──all of the window answered, backoff──> sent
+
+Of each partition at most `in_flight_max` batches are between sent and settled: the window. Each has
+its sequence numbers from the moment it is encoded, and every attempt sends the same bytes, so a
+node that has it already says where. When one attempt fails, nothing new of that partition is sent
+until everything in the window has an answer; then the window is sent again in order.
+
+A batch that is given up leaves a gap in the sequence. What was sent after it either turns out to be
+written, or is refused as out of order: if no attempt of it can have been written, it gets new
+numbers, otherwise its outcome is unknown. When the window is empty the partition goes on under a
+producer id of its own, beginning at 0: nothing that is still on its way under the old one can be
+taken for the new.
+"""
+
+import asyncio
+from collections import deque
+from functools import partial
+from typing import Any
+
+from crc32c import crc32c
+
+from raftq.client.accumulator import Accumulator, Batch, Outbox
+from raftq.client.connection import Connection
+from raftq.client.identity import Identities
+from raftq.client.options import Address, ProducerOptions
+from raftq.client.pool import Pool
+from raftq.client.retry import again, out_of_time
+from raftq.client.routes import Routes
+from raftq.client.tasks import Tasks
+from raftq.client.wire.encoder import encode
+from raftq.client.wire.errors import (
+    ConnectionLost,
+    InternalError,
+    NotLeader,
+    OutOfOrderSequence,
+    RaftqError,
+    UnknownTopic,
+)
+from raftq.client.wire.layout import NO_PRODUCER, REST_AT, Producer
+from raftq.client.wire.messages import Produce
+
+SEQUENCES = 1 << 32
+_PRODUCER_AT = 40
+_CRC_AT = 24
+
+
+class Sender:
+    """Sends what an accumulator has; `wake` is for the accumulator to call."""
+
+    def __init__(self, options: ProducerOptions, routes: Routes, pool: Pool, tasks: Tasks) -> None:
+        self._options = options
+        self._routes = routes
+        self._pool = pool
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._identities = Identities(options, routes, pool, tasks)
+        self._accumulator: Accumulator
+        self._ages: deque[Batch] = deque()  # by deadline
+        self._lingering: deque[tuple[float, Batch]] = deque()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._busy: dict[Outbox, None] = {}  # outboxes with something in their window
+        self._connecting: dict[Address, list[Outbox]] = {}
+        self._window_max = options.in_flight_max
+        if not options.sequenced and options.acks != "none":
+            self._window_max = 1
+        self._seen: dict[Batch, None] = {}  # in flight when the stall timer last rang
+        self.failed: list[Batch] = []  # nobody has asked about these yet
+        routes.watch(self._routes_changed)
+
+    def attach(self, accumulator: Accumulator) -> None:
+        self._accumulator = accumulator
+
+    # Work comes in.
+
+    def look(self) -> None:
+        """See what callers have brought since the last look."""
+        opened, ready = self._accumulator.look()
+        now = self._loop.time()
+        deadline = now + self._options.delivery_timeout_ms / 1000
+        linger_s = self._options.linger_ms / 1000
+        for batch in opened:
+            batch.deadline = deadline
+            self._ages.append(batch)
+            if linger_s:
+                self._lingering.append((now + linger_s, batch))
+            else:
+                ready.append(batch.outbox)
+        if opened:
+            self._arm("ages", self._ages[0].deadline, self._expire)
+            if linger_s:
+                self._arm("linger", self._lingering[0][0], self._linger)
+        for outbox in ready:
+            self.pump(outbox)
+
+    def _arm(self, name: str, at: float, call: Any) -> None:
+        """One timer of each kind; they are armed again when they ring."""
+        if name not in self._timers:
+            self._timers[name] = self._loop.call_at(at, call)
+
+    def _linger(self) -> None:
+        del self._timers["linger"]
+        now = self._loop.time()
+        lingering = self._lingering
+        while lingering and (lingering[0][1].closed or lingering[0][0] <= now):
+            batch = lingering.popleft()[1]
+            if not batch.closed:
+                batch.due = True
+                self.pump(batch.outbox)
+        if lingering:
+            self._arm("linger", lingering[0][0], self._linger)
+
+    def push(self, batches: list[Batch]) -> None:
+        """Send these without waiting for more records; they are due."""
+        self.look()
+        for outbox in {batch.outbox: None for batch in batches}:
+            self.pump(outbox)
+
+    # One partition.
+
+    def pump(self, outbox: Outbox) -> None:
+        """Send what can be sent now. Whatever keeps it from that calls this again when it ends."""
+        if outbox.timer is not None or outbox.connecting or outbox.renewing:
+            return
+        window = outbox.window
+        waiting = [batch for batch in window if batch.waits]
+        if waiting:
+            if len(waiting) < len(window):
+                return  # an answer is outstanding; it comes here
+        elif not self._has_new(outbox):
+            return
+        elif self._options.sequenced and outbox.identity is None:
+            outbox.renewing = True
+            self._identities.give(outbox, self.pump)
+            return
+        connection = self._connection(outbox)
+        if connection is None:
+            return
+        for batch in waiting:
+            if not outbox.timer:
+                self._send(connection, outbox, batch)
+        # Giving a batch up may send for a new identity; `pump` is called when that is there.
+        while not (outbox.timer or outbox.renewing or self._is_waiting(outbox)):
+            if not self._has_new(outbox):
+                return
+            self._send_next(connection, outbox)
+
+    def _is_waiting(self, outbox: Outbox) -> bool:
+        return any([batch.waits for batch in outbox.window])
+
+    def _has_new(self, outbox: Outbox) -> bool:
+        """Whether there is a batch to send that is not in the window, and room for it."""
+        if len(outbox.window) >= self._window_max:
+            return False
+        if outbox.gap:
+            if outbox.window:
+                return False
+            outbox.gap = False
+            outbox.identity = None
+            outbox.sequence = 0
+            self._identities.renew(outbox)
+        idle = not self._options.linger_ms and not outbox.window
+        return bool(outbox.returned) or self._accumulator.has_work(outbox, idle)
+
+    def _send_next(self, connection: Connection, outbox: Outbox) -> None:
+        if self._options.sequenced and outbox.identity is None:
+            self.pump(outbox)  # for its identity first
+            return
+        if outbox.returned:
+            batch = outbox.returned.popleft()
+        else:
+            idle = not self._options.linger_ms and not outbox.window
+            taken = self._accumulator.take(outbox, idle)
+            if taken is None:
+                return
+            batch = taken
+        try:
+            self._encode(outbox, batch)
+        except RaftqError as error:
+            self._end(batch, error)
+            return
+        outbox.window.append(batch)
+        self._busy[outbox] = None
+        self._arm_stall()
+        self._send(connection, outbox, batch)
+
+    def _encode(self, outbox: Outbox, batch: Batch) -> None:
+        producer = NO_PRODUCER
+        if outbox.identity is not None:
+            producer = Producer(*outbox.identity, outbox.sequence)
+        if batch.raw is not None:
+            batch.raw = _with_producer(batch.raw, producer)
+        else:
+            batch.raw = encode(
+                batch.values,
+                batch.keys,
+                batch.headers,
+                batch.timestamp if batch.timestamps is None else batch.timestamps,
+                lane=batch.lane,
+                codec=self._options.codec,
+                producer=producer,
+            )
+            batch.drop_columns()
+        outbox.sequence = (outbox.sequence + batch.count) % SEQUENCES
+
+    def _send(self, connection: Connection, outbox: Outbox, batch: Batch) -> None:
+        options = self._options
+        left_s = batch.deadline - self._loop.time()
+        if left_s <= 0:
+            self._give_up(outbox, batch, self._too_late(outbox, batch))
+            return
+        timeout_s = min(left_s, options.request_ms / 1000)
+        batch.turn += 1
+        batch.waits = False
+        message = Produce(
+            outbox.topic, outbox.partition, acks=options.acks, timeout_ms=int(timeout_s * 1000)
+        )
+        assert batch.raw is not None
+        try:
+            future = connection.submit(message, (batch.raw,), timeout_s)
+        except RaftqError as error:
+            self._refused(outbox, batch, error)
+            return
+        future.add_done_callback(partial(self._answered, outbox, batch, batch.turn))
+
+    # Answers.
+
+    def _answered(self, outbox: Outbox, batch: Batch, turn: int, future: Any) -> None:
+        error = ConnectionLost("the client is closed") if future.cancelled() else future.exception()
+        if batch.done or batch.turn != turn:
+            return  # it was sent to another node meanwhile; what counts is the answer from there
+        if error is None:
+            offsets = future.result().message.base_offsets
+            batch.base_offset = offsets[0] if offsets else -1
+            outbox.attempts = 0
+            outbox.stuck = False
+            self._leave_window(outbox, batch)
+            self._accumulator.finish(batch, None)
+            self.pump(outbox)
+        elif isinstance(error, RaftqError):
+            self._refused(outbox, batch, error)
+        else:
+            self._refused(outbox, batch, InternalError(f"{type(error).__name__}: {error}"))
+
+    def _refused(self, outbox: Outbox, batch: Batch, error: RaftqError) -> None:
+        """Decide what a failed attempt means: once more, new numbers, or the end."""
+        if error.outcome == "unknown":
+            batch.maybe_written = True
+        outbox.last_error = error
+        if isinstance(error, OutOfOrderSequence):
+            self._out_of_order(outbox, batch, error)
+        elif self._is_final(error):
+            self._give_up(outbox, batch, error)
+        elif self._loop.time() >= batch.deadline:
+            self._give_up(outbox, batch, self._too_late(outbox, batch))
+        else:
+            batch.waits = True
+        if any([not one.waits for one in outbox.window]):
+            return
+        if outbox.window:
+            self._back_off(outbox, error)
+        else:
+            self.pump(outbox)
+
+    def _out_of_order(self, outbox: Outbox, batch: Batch, error: RaftqError) -> None:
+        if batch is not outbox.window[0]:
+            batch.waits = True  # for the one before it, which is not settled
+        elif batch.maybe_written or not (outbox.gap or self._options.acks == "leader"):
+            self._give_up(outbox, batch, error)
+        else:
+            # The one before it was given up, or a leader that nobody else followed has lost it.
+            outbox.gap = True
+            self._leave_window(outbox, batch)
+            outbox.returned.append(batch)
+
+    def _is_final(self, error: RaftqError) -> bool:
+        if not error.retriable:
+            return True
+        return error.outcome == "unknown" and not self._options.sequenced
+
+    def _too_late(self, outbox: Outbox, batch: Batch) -> RaftqError:
+        return out_of_time(
+            f"{batch.count or len(batch.values)} records for {outbox.topic}/{outbox.partition} were "
+            f"not acknowledged in {self._options.delivery_timeout_ms} ms",
+            outbox.last_error,
+        ).with_outcome("failed")
+
+    def _give_up(self, outbox: Outbox, batch: Batch, error: RaftqError) -> None:
+        self._leave_window(outbox, batch)
+        if self._options.sequenced:
+            outbox.gap = True
+        self._end(batch, error)
+
+    def _end(self, batch: Batch, error: RaftqError) -> None:
+        final = again(error)
+        if batch.maybe_written:
+            final.outcome = "unknown"
+        if len(self.failed) < 10_000:
+            self.failed.append(batch)
+        self._accumulator.finish(batch, final)
+
+    def _leave_window(self, outbox: Outbox, batch: Batch) -> None:
+        outbox.window.remove(batch)
+        if not outbox.window:
+            self._busy.pop(outbox, None)
+
+    # The way to the leader.
+
+    def _connection(self, outbox: Outbox) -> Connection | None:
+        """The connection to the leader, or None: then `pump` is called when there may be one."""
+        found = self._routes.leader(outbox.topic, outbox.partition)
+        if found is None:
+            if self._routes.is_missing(outbox.topic, self._loop.time()):
+                self._drop_topic(outbox.topic)
+                return None
+            where = f"{outbox.topic}/{outbox.partition}"
+            self._back_off(outbox, NotLeader(f"no leader is known for {where}"))
+            return None
+        outbox.node, address = found
+        connection = self._pool.peek(address)
+        if connection is None:
+            outbox.connecting = True
+            waiting = self._connecting.setdefault(address, [])
+            waiting.append(outbox)
+            if len(waiting) == 1:
+                self._tasks.spawn(self._connect(address))
+        return connection
+
+    async def _connect(self, address: Address) -> None:
+        problem: RaftqError | None = None
+        try:
+            await self._pool.get(address)
+        except RaftqError as error:
+            problem = error
+        for outbox in self._connecting.pop(address):
+            outbox.connecting = False
+            if problem is None:
+                self.pump(outbox)
+            else:
+                self._back_off(outbox, problem)
+
+    def _back_off(self, outbox: Outbox, error: RaftqError) -> None:
+        """Wait before the next attempt, and meanwhile ask who leads."""
+        options = self._options
+        outbox.last_error = error
+        outbox.stuck = True
+        most = min(
+            options.retry_backoff_ms << min(outbox.attempts, 20), options.retry_backoff_ms_max
+        )
+        outbox.attempts += 1
+        wait_s = most / 1000 * options.rng.uniform(0.5, 1.0)
+        outbox.timer = self._loop.call_later(wait_s, self._resume, outbox)
+        if error.refresh_route:
+            self._routes.request_refresh()
+            self._routes.hint(outbox.topic, outbox.partition, error)
+
+    def _resume(self, outbox: Outbox) -> None:
+        if outbox.timer is not None:
+            outbox.timer.cancel()
+            outbox.timer = None
+        self.pump(outbox)
+
+    def _drop_topic(self, name: str) -> None:
+        """The topic is gone: so is what waits for it. A later `send` asks again."""
+        self._accumulator.forget(name)
+        for batch in self._accumulator.push_out():
+            if batch.outbox.topic == name and not batch.done:
+                self._remove(batch)
+                self._end(batch, UnknownTopic(f"no topic is named {name!r}"))
+
+    def _routes_changed(self) -> None:
+        for name in list(self._accumulator.topics):
+            info = self._routes.topics.get(name)
+            if info is not None:
+                self._accumulator.set_partitions(name, len(info.partitions))
+        outboxes = {batch.outbox: None for batch in list(self._accumulator.unsettled)}
+        for outbox in outboxes:
+            found = self._routes.leader(outbox.topic, outbox.partition)
+            if found is None or found[0] == outbox.node:
+                continue
+            if outbox.window:
+                self._abandon(outbox)
+            if outbox.timer is not None and not outbox.connecting:
+                self._resume(outbox)
+            else:
+                self.pump(outbox)
+
+    def _abandon(self, outbox: Outbox) -> None:
+        """Another node leads: do not wait for answers of the one before it."""
+        if not self._options.sequenced:
+            return
+        for batch in outbox.window:
+            if not batch.waits:
+                batch.waits = True
+                batch.maybe_written = True
+                batch.turn += 1
+
+    # Time.
+
+    def _arm_stall(self) -> None:
+        if "stall" not in self._timers:
+            self._arm("stall", self._loop.time() + self._options.stall_ms / 1000, self._stalled)
+
+    def _stalled(self) -> None:
+        """Something has been in flight for long: the leader may be cut off from the others."""
+        del self._timers["stall"]
+        busy = [outbox.window[0] for outbox in self._busy]
+        if busy:
+            if any([batch in self._seen for batch in busy]):
+                self._routes.request_refresh()
+            self._arm_stall()
+        self._seen = dict.fromkeys(busy)
+
+    def _expire(self) -> None:
+        """End batches whose time is spent before they were ever sent; those in the window see to
+        it themselves, at the end of their attempt."""
+        del self._timers["ages"]
+        now = self._loop.time()
+        ages = self._ages
+        while ages and (ages[0].done or ages[0].deadline <= now):
+            batch = ages.popleft()
+            outbox = batch.outbox
+            if not batch.done and batch not in outbox.window:
+                error = self._too_late(outbox, batch)
+                self._remove(batch)
+                self._end(batch, error)
+        if ages:
+            self._arm("ages", ages[0].deadline, self._expire)
+
+    def _remove(self, batch: Batch) -> None:
+        """Take a batch out of wherever it waits."""
+        outbox = batch.outbox
+        if batch in outbox.window:
+            self._leave_window(outbox, batch)
+            outbox.gap = self._options.sequenced
+        elif batch in outbox.returned:
+            outbox.returned.remove(batch)
+        else:
+            self._accumulator.withdraw(batch)
+
+    def fail_all(self, error: RaftqError) -> None:
+        """The producer ends: whatever is not settled never will be."""
+        for batch in list(self._accumulator.unsettled):
+            if batch in batch.outbox.window and not batch.waits:
+                batch.maybe_written = True
+            self._remove(batch)
+            self._end(batch, error)
+
+    def stop(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        for topic in self._accumulator.topics.values():
+            for outbox in topic.outboxes:
+                if outbox.timer is not None:
+                    outbox.timer.cancel()
+                    outbox.timer = None
+
+
+def _with_producer(raw: bytearray, producer: Producer) -> bytearray:
+    """The same batch with other sequence numbers; a copy, as the old bytes may still be sent."""
+    batch = bytearray(raw)
+    batch[_PRODUCER_AT : _PRODUCER_AT + 8] = producer.id.to_bytes(8, "little", signed=True)
+    batch[_PRODUCER_AT + 8 : _PRODUCER_AT + 12] = producer.epoch.to_bytes(4, "little")
+    batch[_PRODUCER_AT + 12 : _PRODUCER_AT + 16] = producer.base_sequence.to_bytes(4, "little")
+    batch[_CRC_AT:REST_AT] = crc32c(batch[REST_AT:]).to_bytes(4, "little")
+    return batch

@@ -1,0 +1,57 @@
+"""Shell: the background tasks of one client object, and waiting on the loop's clock.
+
+A client may be started by one task and closed by another, which a TaskGroup does not allow, and one
+failed connection must not end the others. So each client owns its tasks by name: `spawn` starts
+one, `close` cancels them all and waits for them. An error that a task was not written to handle is
+logged, never lost.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class Tasks:
+    """The tasks of one owner."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    async def close(self) -> None:
+        """Cancel what still runs and wait for its end."""
+        current = asyncio.current_task()
+        while left := [task for task in self._tasks if task is not current]:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a task of %s failed", self._owner, exc_info=error)
+
+
+async def pause(seconds: float) -> None:
+    """Wait on the loop's clock, real or virtual."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    timer = loop.call_later(seconds, finish, done)
+    try:
+        await done
+    finally:
+        timer.cancel()
+
+
+def finish(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,192 @@
+"""The controller's core, driven by this node's metadata, beats and timers. (Shell.)
+
+The core runs while this node is the Raft leader as far as it knows. It may be wrong about that for
+a moment: everything it decides is a proposal, and those are decided in one order for all.
+
+A probe opens a connection to a node: whoever answers as that node is alive, and an address at which
+nobody listens any more says that its process is gone, long before its lease runs out.
+"""
+
+import asyncio
+import errno
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+from raftq.client.connection import Connection, ConnectionOptions
+from raftq.client.wire.errors import AccessDenied, NodeStopping, RaftqError
+from raftq.client.wire.messages import Ping
+from raftq.client.wire.node_messages import HeartbeatReply
+from raftq.cluster.controller import (
+    Changed,
+    ConnectionEnded,
+    Controller,
+    ControllerConfig,
+    Demoted,
+    Event,
+    HeartbeatCame,
+    ProbeEnded,
+    ProbeNode,
+    Promoted,
+    ProposalEnded,
+    ProposeCommand,
+    Tick,
+)
+from raftq.cluster.metadata import Change
+from raftq.cluster.metadata_log import MetadataLog
+from raftq.cluster.state import NodeState
+
+logger = logging.getLogger(__name__)
+
+PROBE_MS = 500
+_ANOTHER = -1
+"""As the incarnation of whoever answers at a node's address and is not that node."""
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
+
+
+class ControllerDriver:
+    """See the module's docstring. `options` are those of connections between nodes."""
+
+    def __init__(
+        self,
+        metadata: MetadataLog,
+        config: ControllerConfig,
+        rng: Random,
+        options: ConnectionOptions,
+    ) -> None:
+        self._metadata = metadata
+        self._core = Controller(config, rng)
+        self._options = replace(options, connect_ms=PROBE_MS)
+        self._group: asyncio.TaskGroup | None = None
+        self._in_control = False
+        self._alarm: asyncio.TimerHandle | None = None
+        self._heard: dict[int, None] = {}
+        """Nodes whose beats come over a connection that has not ended."""
+
+    # What the node tells.
+
+    def heartbeat(self, node_id: int, incarnation: int) -> HeartbeatReply:
+        self._heard[node_id] = None
+        self._step(HeartbeatCame(node_id, incarnation))
+        return HeartbeatReply(self._in_control, self._metadata.controller)
+
+    def session_lost(self, node_id: int) -> None:
+        """The connection over which this node's beats came has ended."""
+        self._heard.pop(node_id, None)
+        self._step(ConnectionEnded(node_id))
+
+    async def run(self) -> None:
+        """Control the cluster whenever it falls to this node, until cancelled."""
+        assert self._group is None, "the driver runs already"
+        self._metadata.subscribe(self._on_changes)
+        self._metadata.on_controller(self._on_controller)
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                self._on_controller(self._metadata.controller, self._metadata.term)
+                await asyncio.get_running_loop().create_future()
+        finally:
+            self._group = None
+            self._disarm()
+
+    @property
+    def in_control(self) -> bool:
+        return self._in_control
+
+    def describe(self) -> str:
+        return self._core.describe()
+
+    # What the metadata tells.
+
+    def _on_controller(self, controller: int | None, term: int) -> None:
+        if self._group is None or self._metadata.is_controller == self._in_control:
+            return
+        self._in_control = self._metadata.is_controller
+        logger.info("controller in_control=%s term=%d", self._in_control, term)
+        if self._in_control:
+            self._step(Promoted(self._metadata.state, tuple(self._heard)))
+        else:
+            self._step(Demoted())
+
+    def _on_changes(self, changes: Sequence[Change]) -> None:
+        if self._in_control:
+            self._step(Changed(changes, self._metadata.state))
+
+    # The core.
+
+    def _step(self, event: Event) -> None:
+        if self._group is None:
+            return
+        for effect in self._core.step(event, asyncio.get_running_loop().time()):
+            if isinstance(effect, ProposeCommand):
+                self._group.create_task(self._propose(effect))
+            else:
+                self._group.create_task(self._probe(effect))
+        self._disarm()
+        at = self._core.next_deadline()
+        if at is not None:
+            self._alarm = asyncio.get_running_loop().call_at(at, self._step, Tick())
+
+    def _disarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    async def _propose(self, effect: ProposeCommand) -> None:
+        logger.info("controller proposes %r: %s", effect.command, effect.reason)
+        failure: RaftqError | None = None
+        try:
+            await self._metadata.propose(effect.command)
+        except RaftqError as error:
+            logger.warning("controller proposal %r failed: %s", effect.command, error)
+            failure = error
+        self._step(ProposalEnded(effect.command, failure))
+
+    async def _probe(self, effect: ProbeNode) -> None:
+        node = self._metadata.state.nodes.get(effect.node_id)
+        answered, refused = None, False
+        if node is not None:
+            answered, refused = await probe(node, effect.incarnation, self._options)
+        logger.info(
+            "controller probed node=%d answered=%s refused=%s",
+            effect.node_id, answered is not None, refused,
+        )  # fmt: skip
+        self._step(ProbeEnded(effect.node_id, answered, refused, effect.incarnation))
+
+
+async def probe(
+    node: NodeState, incarnation: int, options: ConnectionOptions
+) -> tuple[int | None, bool]:
+    """(who answers, whether nobody listens). The answer does not name an incarnation: a process
+    that was just restarted is told from the one before when it registers."""
+    try:
+        connection = await Connection.open(node.host, node.port, options)
+    except NodeStopping:
+        return incarnation, False
+    except AccessDenied:
+        return _ANOTHER, False
+    except RaftqError as error:
+        return None, is_refusal(error)
+    try:
+        hello = connection.hello
+        if hello is None or hello.node_id != node.node_id:
+            return _ANOTHER, False
+        await connection.request(Ping(), timeout_s=options.connect_ms / 1000)
+    except RaftqError:
+        return None, False
+    finally:
+        await connection.close()
+    return incarnation, False
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the host itself says that nobody listens there, at any of its addresses."""
+    cause = error.__cause__
+    if not isinstance(cause, OSError):
+        return False
+    if cause.errno is not None:
+        return cause.errno == errno.ECONNREFUSED
+    # asyncio puts the errors of several addresses into the text of one.
+    numbers = _ERRNO.findall(str(cause))
+    return bool(numbers) and all(int(one) == errno.ECONNREFUSED for one in numbers)

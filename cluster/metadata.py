@@ -1,0 +1,86 @@
+"""Applying commands to the cluster's state. (Core.)
+
+`apply` is deterministic: the same commands in the same order give the same state, results and
+changes everywhere, and `dump` of it the same bytes. A command that is refused raises a RaftqError
+and has changed nothing; anything else raised would be a broken invariant and stops the replica.
+
+Elections happen in here, as part of the command that makes them necessary: there is no moment at
+which the state names a leader that is not alive or not in sync.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from raftq.cluster.changes import (
+    Change,
+    NodeChanged,
+    PartitionChanged,
+    TopicChanged,
+    TopicDeleted,
+    differences,
+)
+from raftq.cluster.commands import (
+    AddPartitions,
+    AllocateProducerIds,
+    AlterTopic,
+    ChangeIsr,
+    Command,
+    CreateTopic,
+    DeleteTopic,
+    ElectPreferred,
+    FenceNode,
+    InitNamedProducer,
+    MoveReplicas,
+    RegisterNode,
+    RemoveNode,
+    SetDraining,
+)
+from raftq.cluster.dump import dump, load
+from raftq.cluster.metadata_nodes import fence_node, register_node, remove_node, set_draining
+from raftq.cluster.metadata_topics import (
+    add_partitions,
+    allocate_producer_ids,
+    alter_topic,
+    change_isr,
+    create_topic,
+    delete_topic,
+    elect_preferred,
+    init_named_producer,
+    move_replicas,
+)
+from raftq.cluster.state import ClusterState
+
+__all__ = [
+    "Change",
+    "NodeChanged",
+    "PartitionChanged",
+    "TopicChanged",
+    "TopicDeleted",
+    "apply",
+    "differences",
+    "dump",
+    "load",
+]
+
+_handlers: dict[type[Command], Callable[[ClusterState, Any], tuple[object, list[Change]]]] = {
+    RegisterNode: register_node,
+    FenceNode: fence_node,
+    SetDraining: set_draining,
+    RemoveNode: remove_node,
+    CreateTopic: create_topic,
+    AlterTopic: alter_topic,
+    DeleteTopic: delete_topic,
+    AddPartitions: add_partitions,
+    ChangeIsr: change_isr,
+    ElectPreferred: elect_preferred,
+    MoveReplicas: move_replicas,
+    AllocateProducerIds: allocate_producer_ids,
+    InitNamedProducer: init_named_producer,
+}
+
+
+def apply(state: ClusterState, command: Command, index: int) -> tuple[Any, list[Change]]:
+    """The result (see commands.py) and what changed. RaftqError: refused, nothing changed."""
+    answer = _handlers[type(command)](state, command)
+    state.index = index
+    return answer

@@ -1,0 +1,132 @@
+"""How commands about nodes change the state. (Core.)
+
+    unknown --RegisterNode--> alive --FenceNode--> fenced --RegisterNode--> alive
+    fenced, without replicas --RemoveNode--> unknown
+
+A fenced node leads nothing and stays in every isr that it is in: it has all that was acknowledged,
+and its leaders take it out when they need to. A drain ends with the process; a decommission does
+not. Each function refuses, by raising a RaftqError, before it changes anything.
+"""
+
+from dataclasses import replace
+
+from raftq.client.wire.errors import InvalidArgument, NotEnoughReplicas
+from raftq.cluster.changes import Change, NodeChanged
+from raftq.cluster.commands import FenceNode, RegisterNode, RemoveNode, SetDraining
+from raftq.cluster.elections import changed, settle_all
+from raftq.cluster.state import NODES_MAX, ClusterState, NodeState, PartitionState
+
+Answer = tuple[object, list[Change]]
+
+
+def register_node(state: ClusterState, command: RegisterNode) -> Answer:
+    node_id = command.node_id
+    old = state.nodes.get(node_id)
+    if not command.host or not command.port:
+        raise InvalidArgument(f"node {node_id} registers without a host or port")
+    if old is None and len(state.nodes) >= NODES_MAX:
+        raise InvalidArgument(f"there are {NODES_MAX} nodes already")
+    restarted = old is not None and old.incarnation != command.incarnation
+    decommissioning = old is not None and old.decommissioning
+    new = NodeState(
+        node_id=node_id,
+        host=command.host,
+        port=command.port,
+        http_port=command.http_port,
+        raft_address=command.raft_address,
+        rack=command.rack,
+        incarnation=command.incarnation,
+        alive=True,
+        draining=decommissioning or (old is not None and old.draining and not restarted),
+        decommissioning=decommissioning,
+    )
+    if new == old:
+        return None, []
+    state.nodes[node_id] = new
+
+    def edit(partition: PartitionState) -> PartitionState:
+        isr, leader = partition.isr, partition.leader
+        loses = command.lost_tail and node_id in isr and len(isr) > 1
+        if not loses and leader != node_id:
+            return partition
+        if loses:
+            isr = tuple(one for one in isr if one != node_id)
+        if leader == node_id:
+            leader = None  # the epoch was that of the process that is gone
+        return changed(partition, partition.replicas, isr, leader, partition.target)
+
+    changes = settle_all(state, node_id, edit if restarted else None)
+    return None, [NodeChanged(node_id), *changes]
+
+
+def fence_node(state: ClusterState, command: FenceNode) -> Answer:
+    node = _known(state, command.node_id)
+    if not node.alive or node.incarnation != command.incarnation:
+        return False, []
+    state.nodes[node.node_id] = replace(node, alive=False)
+    return True, [NodeChanged(node.node_id), *settle_all(state, node.node_id)]
+
+
+def set_draining(state: ClusterState, command: SetDraining) -> Answer:
+    node_id = command.node_id
+    node = _known(state, node_id)
+    draining = command.draining or command.decommissioning
+    after = replace(node, draining=draining, decommissioning=command.decommissioning)
+    changes: list[Change] = []
+    if after != node:
+        if not command.force:
+            if command.decommissioning:
+                _check_room(state, node_id)
+            elif draining and not node.draining:
+                _check_writable(state, node_id)
+        state.nodes[node_id] = after
+        changes = [NodeChanged(node_id), *settle_all(state, node_id)]
+    return state.leading(node_id), changes
+
+
+def remove_node(state: ClusterState, command: RemoveNode) -> Answer:
+    node = _known(state, command.node_id)
+    if node.alive:
+        raise InvalidArgument(f"node {node.node_id} is alive: stop it before removing it")
+    if held := state.replica_count(node.node_id):
+        raise InvalidArgument(
+            f"node {node.node_id} holds replicas of {held} partitions: decommission it first"
+        )
+    del state.nodes[node.node_id]
+    return None, [NodeChanged(node.node_id)]
+
+
+def _known(state: ClusterState, node_id: int) -> NodeState:
+    node = state.nodes.get(node_id)
+    if node is None:
+        raise InvalidArgument(f"there is no node {node_id}")
+    return node
+
+
+def _check_writable(state: ClusterState, node_id: int) -> None:
+    """Refuse when partitions that can be written now could not be without the node."""
+    for topic, number, one in state.all_partitions():
+        if node_id not in one.isr or not state.nodes[node_id].alive:
+            continue
+        needed = max(1, topic.isr_size_min(one))
+        in_sync = sum(state.nodes[member].alive for member in one.isr)
+        if in_sync >= needed > in_sync - 1:
+            raise NotEnoughReplicas(
+                f"without node {node_id}, {topic.name}/{number} would have {in_sync - 1} of the "
+                f"{needed} replicas in sync that a write needs; wait, or force the drain"
+            )
+
+
+def _check_room(state: ClusterState, node_id: int) -> None:
+    """Refuse when the replicas of the node have nowhere to go."""
+    others = [
+        one
+        for one in state.nodes.values()
+        if one.node_id != node_id and one.alive and not one.decommissioning
+    ]
+    for topic, number, one in state.all_partitions():
+        if node_id in one.wanted and len(one.wanted) > len(others):
+            raise NotEnoughReplicas(
+                f"without node {node_id}, {len(others)} nodes are left for the "
+                f"{len(one.wanted)} replicas of {topic.name}/{number}"
+            )

@@ -1,0 +1,137 @@
+"""The settings of one topic: what was asked for, and what therefore holds. (Pure.)
+
+    name             default              meaning
+    min_insync       2 when replication   writes with acks=all need this many replicas in sync
+                     is 3 or more, else 1
+    retention_ms     168 h                records older than this may go; -1: never
+    retention_bytes  -1                   the oldest segments go above this size; -1: never
+    segment_bytes    64 MiB               size at which a log begins a new file
+    fsync            "interval"           "none", "interval" or "always": when a write is durable
+    cleanup          "delete"             "delete" by retention, or "compact" to the last per key
+    value_bytes_max  1 MiB                largest value of a record, at most 16 MiB
+    message_ttl_ms   -1                   records expire after this long; -1: never
+
+Overrides are plain values by name, as they stand in commands and on the wire; None means the
+default. Every problem of a set of overrides is reported in one InvalidArgument.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from raftq.client.wire.errors import Detail, InvalidArgument
+
+HOUR_MS = 3_600_000
+MIB = 1024 * 1024
+UNLIMITED = -1
+NUMBER_MAX = (1 << 63) - 1
+REPLICATION_MAX = 16
+
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
+
+# name: (default, smallest, largest, whether -1 stands for no limit)
+_NUMBERS: dict[str, tuple[int, int, int, bool]] = {
+    "min_insync": (0, 1, REPLICATION_MAX, False),
+    "retention_ms": (168 * HOUR_MS, 1, NUMBER_MAX, True),
+    "retention_bytes": (UNLIMITED, 1, NUMBER_MAX, True),
+    "segment_bytes": (64 * MIB, 4096, 1 << 31, False),
+    "value_bytes_max": (MIB, 1, 16 * MIB, False),
+    "message_ttl_ms": (UNLIMITED, 1, NUMBER_MAX, True),
+}
+_CHOICES: dict[str, tuple[str, ...]] = {  # the first is the default
+    "fsync": ("interval", "none", "always"),
+    "cleanup": ("delete", "compact"),
+}
+SETTINGS = (*_NUMBERS, *_CHOICES)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """What holds for a topic; None means no limit. Made by `topic_config`."""
+
+    min_insync: int
+    retention_ms: int | None
+    retention_bytes: int | None
+    segment_bytes: int
+    fsync: str
+    cleanup: str
+    value_bytes_max: int
+    message_ttl_ms: int | None
+    overrides: Mapping[str, Detail] = field(default_factory=dict, hash=False)
+
+    def settings(self) -> dict[str, Detail]:
+        """Everything that holds, in the form of overrides (-1: no limit)."""
+        return {
+            name: UNLIMITED if (value := getattr(self, name)) is None else value
+            for name in SETTINGS
+        }
+
+
+def check_topic_name(name: str) -> None:
+    """InvalidArgument unless it can be a topic's name; "." and ".." mean something in paths."""
+    if _TOPIC_NAME.fullmatch(name) is None or name in (".", ".."):
+        raise InvalidArgument(
+            f"topic name {name[:300]!r}: use 1 to 249 of the characters A-Z a-z 0-9 . _ -"
+        )
+
+
+def topic_config(
+    overrides: Mapping[str, Detail], replication: int, min_insync: int = 0
+) -> TopicConfig:
+    """The settings of a topic with so many replicas; InvalidArgument names all that is wrong.
+
+    `min_insync` is that of a topic which has not set it, and keeps it when its replication changes.
+    """
+    given = {name: overrides[name] for name in sorted(overrides) if overrides[name] is not None}
+    values: dict[str, int | None] = {}
+    choices: dict[str, str] = {}
+    problems = [f"unknown setting {name[:64]!r}" for name in given if name not in SETTINGS]
+    for name, (default, low, high, may_be_unlimited) in _NUMBERS.items():
+        value = given.get(name, default)
+        if type(value) is not int:
+            problems.append(f"{name} must be an integer, not {_shown(value)}")
+        elif value == UNLIMITED and may_be_unlimited:
+            values[name] = None
+        elif name in given and not low <= value <= high:
+            also = " or -1 for no limit" if may_be_unlimited else ""
+            problems.append(f"{name} must be {low} to {high}{also}, not {value}")
+        else:
+            values[name] = value
+    for name, allowed in _CHOICES.items():
+        text = given.get(name, allowed[0])
+        if isinstance(text, str) and text in allowed:
+            choices[name] = text
+        else:
+            problems.append(f"{name} must be one of {', '.join(allowed)}, not {_shown(text)}")
+    if values.get("min_insync") == 0:
+        values["min_insync"] = min_insync or (2 if replication >= 3 else 1)
+    if (least := values.get("min_insync") or 0) > replication:
+        problems.append(f"min_insync {least} is more than the replication of {replication}")
+    if problems:
+        raise InvalidArgument("topic settings: " + "; ".join(problems))
+    return _built(values, choices, given)
+
+
+def _built(
+    values: dict[str, int | None], choices: dict[str, str], given: dict[str, Detail]
+) -> TopicConfig:
+    min_insync, segment_bytes = values["min_insync"], values["segment_bytes"]
+    value_bytes_max = values["value_bytes_max"]
+    assert min_insync is not None
+    assert segment_bytes is not None
+    assert value_bytes_max is not None
+    return TopicConfig(
+        min_insync=min_insync,
+        retention_ms=values["retention_ms"],
+        retention_bytes=values["retention_bytes"],
+        segment_bytes=segment_bytes,
+        fsync=choices["fsync"],
+        cleanup=choices["cleanup"],
+        value_bytes_max=value_bytes_max,
+        message_ttl_ms=values["message_ttl_ms"],
+        overrides=given,
+    )
+
+
+def _shown(value: Detail) -> str:
+    return repr(value)[:60]

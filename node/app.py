@@ -1,0 +1,363 @@
+"""One node: all its parts, put together, started and stopped in order. (Shell.)
+
+    start   lock the directory, join the metadata, listen, register, then lead and follow
+    drain   give up the lease (others are elected at once), finish what is in flight
+    stop    close the logs, synced; tell the next start that nothing can be lost
+
+Nothing that a part cannot handle is swallowed: it ends the node (`fatal`), because another replica
+can take over and a node in an unknown state cannot be trusted.
+"""
+
+import asyncio
+import gc
+import logging
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from random import Random, SystemRandom
+from typing import Any
+
+from raftq.client.connection import Connection, ConnectionOptions
+from raftq.client.wire.errors import (
+    AccessDenied,
+    ConfigError,
+    ConnectFailed,
+    RaftqError,
+)
+from raftq.client.wire.messages import (
+    Fetch,
+    Hello,
+    InitProducer,
+    ListOffsets,
+    Message,
+    Produce,
+)
+from raftq.client.wire.node_messages import (
+    Heartbeat,
+    HeartbeatReply,
+    Propose,
+    ReadReplica,
+    Replicate,
+    WatchMetadata,
+)
+from raftq.client.wire.proof import check_proof, cluster_proof
+from raftq.cluster.commands import FenceNode, RegisterNode
+from raftq.cluster.consensus_config import ConsensusConfig
+from raftq.cluster.controller_driver import ControllerDriver
+from raftq.cluster.membership import Membership
+from raftq.cluster.metadata_handlers import MetadataHandlers
+from raftq.cluster.metadata_log import MetadataLog
+from raftq.cluster.observer import ObserverMetadata
+from raftq.cluster.voter import VoterMetadata
+from raftq.node.admin_handlers import AdminHandlers
+from raftq.node.config import NodeConfig
+from raftq.node.conversations import Conversations
+from raftq.node.data_handlers import DataHandlers
+from raftq.node.facts import Facts
+from raftq.node.http.client_gateway import ClientGateway
+from raftq.node.http.server import HttpServer
+from raftq.node.identity import Identity, boot_id, lost_tail, remember
+from raftq.node.metering import metered
+from raftq.node.metrics import NodeMetrics
+from raftq.node.partitions import Partitions
+from raftq.node.server.session import Handler, Session
+from raftq.node.server.tcp import TcpServer
+from raftq.node.storage.disk import Disk, Lock, RealDisk
+from raftq.node.storage.flusher import Flusher
+from raftq.node.storage.syncer import Syncer
+from raftq.node.upkeep import Upkeep
+
+logger = logging.getLogger(__name__)
+
+FENCE_S = 2.0
+GC_THRESHOLDS = (50_000, 20, 100)
+
+
+class Node:
+    """See the module's docstring. `metadata`, `syncer` and `boot` are given by simulations."""
+
+    def __init__(  # noqa: PLR0913 - what a node is made of
+        self,
+        config: NodeConfig,
+        *,
+        disk: Disk,
+        rng: Random,
+        wall_ms: Callable[[], int],
+        metadata: MetadataLog | None = None,
+        syncer: Syncer | None = None,
+        boot: str | None = None,
+    ) -> None:
+        self.config = config
+        self.disk = disk
+        self.loop = asyncio.get_running_loop()
+        self.node_id = config.node_id
+        self.incarnation = rng.getrandbits(62)
+        self.fetch_bytes_max = config.replication.fetch_bytes_max
+        self.wait_ms = config.replication.wait_ms
+        self.fatal: asyncio.Future[None] = self.loop.create_future()
+        self._rng = rng
+        self.metadata = metadata if metadata is not None else self._join()
+        self.syncer: Syncer = syncer or Flusher(config.storage.fsync_interval_ms / 1000)
+        self.started_at = wall_ms()
+        self._wall_ms = wall_ms
+        self._boot = boot
+        self._lock: Lock | None = None
+        self._identity: Identity
+        self._proof = cluster_proof(config.secret, config.cluster_id)
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._beating: dict[Session, int] = {}
+        self.partitions = Partitions(config, disk, self.metadata, self.syncer, self.spawn)
+        self.conversations = Conversations(
+            self.loop,
+            self.partitions.find,
+            self.partitions.incarnation_of,
+            config.replication.move_bytes_s,
+        )
+        self.upkeep = Upkeep(
+            self.partitions, self, wall_ms, self.spawn, config.storage.scrub_bytes_s
+        )
+        self.driver = ControllerDriver(self.metadata, config.controller, rng, self._peer_options())
+        self.membership: Membership | None = None
+        self.metrics = NodeMetrics()
+        self.http: HttpServer | None = None
+        if config.http is not None:
+            facts = Facts(self)
+            self.http = HttpServer(facts, ClientGateway(facts), self.metrics, wall_ms)
+        self.server = TcpServer(
+            metered(self._handlers(), self.metrics),
+            node_id=config.node_id,
+            cluster_id=config.cluster_id,
+            options=config.server,
+            admit=self._admit,
+            on_leave=self._left,
+        )
+
+    # Parts
+
+    def _join(self) -> MetadataLog:
+        config = self.config
+        if not config.is_voter:
+            return ObserverMetadata(
+                config.cluster_id,
+                config.seeds,
+                self._peer_options(),
+                voters=tuple(config.voters),
+                rng=self._rng,
+            )
+        raft = ConsensusConfig(
+            node_id=str(config.node_id),
+            voters={str(one): address for one, address in config.voters.items()},
+            directory=f"{config.data_dir}/raft",
+            secret=config.secret,
+            cluster=config.cluster_id,
+            bind_address=str(config.raft),
+            times=config.raft_times,
+        )
+        return VoterMetadata(raft, config.cluster_id, on_fatal=self.fail)
+
+    def _peer_options(self) -> ConnectionOptions:
+        """Of connections to other nodes."""
+        return ConnectionOptions(
+            name=f"node-{self.config.node_id}",
+            role="node",
+            cluster_proof=cluster_proof(self.config.secret, self.config.cluster_id),
+            connect_ms=2_000,
+        )
+
+    def _handlers(self) -> dict[type[Message], Handler]:
+        data = DataHandlers(self.node_id, self.partitions, self.metadata)
+        shared = MetadataHandlers(self.metadata, self.node_id)
+        node_only: dict[type[Message], Handler] = {
+            Replicate: self.conversations.handle,
+            Heartbeat: self._heartbeat,
+            Propose: shared.propose,
+            WatchMetadata: shared.watch,
+            ReadReplica: self.upkeep.read_replica,
+        }
+        return {
+            Produce: data.produce,
+            Fetch: data.fetch,
+            ListOffsets: data.list_offsets,
+            InitProducer: data.init_producer,
+            **AdminHandlers(self.node_id, self.config.cluster_id, self.metadata).table(),
+            **{kind: _only_nodes(handler) for kind, handler in node_only.items()},
+        }
+
+    # Life
+
+    async def start(self) -> None:
+        """Return when the node serves; raise what keeps it from it."""
+        config, disk = self.config, self.disk
+        disk.make_directory(config.data_dir)
+        self._lock = disk.lock(f"{config.data_dir}/lock")
+        boot = boot_id() if self._boot is None else self._boot
+        self._identity = Identity(config.node_id, config.cluster_id, boot)
+        lost = lost_tail(disk, config.data_dir, self._identity)
+        await self.metadata.start()
+        await self.server.__aenter__()
+        await self.server.start(config.native.host, config.native.port)
+        if self.http is not None and config.http is not None:
+            await self.http.start(config.http.host, config.http.port)
+        self.spawn(self.driver.run())
+        self.membership = Membership(
+            self.metadata, self._registration(lost), config.heartbeat_ms, self._peer_options(),
+            self.driver,
+        )  # fmt: skip
+        await self.membership.start()
+        remember(disk, config.data_dir, self._identity, clean=False)
+        self.partitions.start(self, self._wall_ms, self.fail)
+        self.upkeep.start()
+        self.metadata.subscribe(lambda changes: self.conversations.fence())
+        logger.info(
+            "node=%d serves native=%s:%d incarnation=%d lost_tail=%s",
+            self.node_id, config.host, self.native_port, self.incarnation, lost,
+        )  # fmt: skip
+
+    async def drain(self) -> None:
+        """Hand on what this node leads and finish what it was asked."""
+        if self.membership is not None:
+            await self.membership.stop()
+        try:
+            await self.metadata.propose(FenceNode(self.node_id, self.incarnation), FENCE_S)
+        except RaftqError as error:
+            logger.warning("node=%d could not give up its lease: %s", self.node_id, error)
+        if self.http is not None:
+            await self.http.stop()
+        finished = await self.server.drain(self.config.drain_ms / 1000)
+        logger.info("node=%d drained finished=%s", self.node_id, finished)
+
+    async def stop(self) -> None:
+        """Close everything; after a failure, without claiming that all is well."""
+        failed = self.fatal.done()
+        if self.membership is not None:
+            await self.membership.stop()
+        if self.http is not None:
+            await self.http.stop()
+        await self.server.__aexit__(None, None, None)
+        self.upkeep.stop()
+        self.partitions.stop(clean=not failed)
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+        await self.metadata.stop()
+        self.syncer.close()
+        if self._lock is not None:
+            if self.membership is not None and not failed:
+                remember(self.disk, self.config.data_dir, self._identity, clean=True)
+            self._lock.release()
+            self._lock = None
+
+    def fail(self, error: BaseException) -> None:
+        """Something that cannot be handled: the node must not go on."""
+        if not self.fatal.done():
+            logger.critical("node=%d fails: %r", self.node_id, error, exc_info=error)
+            self.fatal.set_exception(error)
+            self.fatal.exception()  # whoever waits for it hears of it; nobody has to
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a task of the node; its failure is the node's."""
+        task = self.loop.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    @property
+    def native_port(self) -> int:
+        return self.server.port
+
+    @property
+    def http_port(self) -> int:
+        return 0 if self.http is None else self.http.port
+
+    # Peers
+
+    async def connect(self, node_id: int) -> Connection:
+        """A connection to another node, wherever the metadata says it is."""
+        node = self.metadata.state.nodes.get(node_id)
+        if node is None:
+            raise ConnectFailed(f"node {node_id} is not known")
+        connection = await Connection.open(node.host, node.port, self._peer_options())
+        hello = connection.hello
+        if hello is None or hello.node_id != node_id:
+            await connection.close()
+            raise ConnectFailed(f"{node.host}:{node.port} is not node {node_id}")
+        return connection
+
+    def _admit(self, hello: Hello) -> None:
+        if hello.role == "node" and not check_proof(
+            hello.cluster_proof, self.config.secret, self.config.cluster_id
+        ):
+            raise AccessDenied(
+                f"{hello.name or 'the caller'} has not proved that it is a node of cluster "
+                f"{self.config.cluster_id!r}: wrong secret or cluster"
+            )
+
+    def _left(self, session: Session) -> None:
+        self.conversations.session_ended(session)
+        node_id = self._beating.pop(session, None)
+        if node_id is not None:
+            self.driver.session_lost(node_id)
+
+    def _heartbeat(self, message: Heartbeat, raw: memoryview, session: Session) -> HeartbeatReply:
+        self._beating[session] = message.node_id
+        return self.driver.heartbeat(message.node_id, message.incarnation)
+
+    def _registration(self, lost: bool) -> RegisterNode:
+        config = self.config
+        return RegisterNode(
+            node_id=config.node_id,
+            host=config.host,
+            port=self.native_port,
+            http_port=self.http_port,
+            raft_address=config.raft_address if config.is_voter else "",
+            rack=config.rack,
+            incarnation=self.incarnation,
+            lost_tail=lost,
+        )
+
+
+def _only_nodes(handler: Handler) -> Handler:
+    def guarded(message: Any, raw: memoryview, session: Session) -> Any:
+        if session.hello is None or session.hello.role != "node":
+            raise AccessDenied(f"{type(message).__name__} is for nodes only")
+        return handler(message, raw, session)
+
+    return guarded
+
+
+async def run_node(config: NodeConfig, ready: Callable[[Node], None] | None = None) -> None:
+    """Run a node until SIGTERM or SIGINT, then drain and stop it."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    node = Node(config, disk=RealDisk(), rng=SystemRandom(), wall_ms=wall_ms)
+    try:
+        await node.start()
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        if ready is not None:
+            ready(node)
+        stopping = loop.create_task(stop.wait())
+        await asyncio.wait((stopping, node.fatal), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if node.fatal.done():
+            error = node.fatal.exception()
+            assert error is not None
+            raise error
+        await node.drain()
+    finally:
+        await node.stop()
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+__all__ = ["ConfigError", "Node", "run_node"]

@@ -1,0 +1,55 @@
+"""Shell: the command line, `raftq`. Each module beside this one holds one group of commands.
+
+Results go to stdout, as tables or as JSON (`--format json`). Every error is one line on stderr,
+with exit code 2 when the call itself was wrong and 1 otherwise; output.py is the place for that.
+"""
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from raftq.node.cli import bench
+from raftq.node.cli.bootstrap import DEFAULT, VARIABLE
+from raftq.node.cli.cluster import cluster_app
+from raftq.node.cli.consume import consume
+from raftq.node.cli.node import node
+from raftq.node.cli.output import Commands
+from raftq.node.cli.produce import produce
+from raftq.node.cli.queue import queue_app
+from raftq.node.cli.topic import topic_app
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+app.command()(node)
+app.add_typer(cluster_app, name="cluster")
+app.add_typer(topic_app, name="topic")
+app.command()(produce)
+app.command()(consume)
+app.add_typer(queue_app, name="queue")
+app.command(context_settings=bench.SETTINGS)(bench.bench)
+
+
+@app.callback(invoke_without_command=True)
+def raftq(
+    bootstrap: Annotated[
+        str,
+        typer.Option(
+            "--bootstrap",
+            "-b",
+            metavar="HOST:PORT",
+            envvar=VARIABLE,
+            help="Any node of the cluster, or several by comma.",
+        ),
+    ] = DEFAULT,
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """RaftQ: a durable message queue and log."""
+    if show_version:
+        typer.echo(f"raftq {version('raftq')}")
+        raise typer.Exit
+
+
+def main() -> None:
+    app(prog_name="raftq")

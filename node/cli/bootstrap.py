@@ -1,0 +1,56 @@
+"""Shell: how commands reach a cluster.
+
+`--bootstrap` may stand before the command or behind it; the nearer one wins, then RAFTQ_BOOTSTRAP,
+then the port of a node on this machine. The client library is loaded by the commands that need it,
+so that help and local commands stay fast.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from raftq.client.blocking import Admin, Consumer, Producer
+
+DEFAULT = "127.0.0.1:7070"
+VARIABLE = "RAFTQ_BOOTSTRAP"
+NAME = "raftq command line"
+
+
+def _nearest(context: typer.Context, value: str | None) -> str | None:
+    """Own option, then that of `raftq` itself, which has taken the environment into account."""
+    if context.parent is None or value is not None:
+        return value
+    return str(context.find_root().params.get("bootstrap") or DEFAULT)
+
+
+Bootstrap = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap",
+        "-b",
+        metavar="HOST:PORT",
+        callback=_nearest,
+        show_default=False,
+        help=f"Any node of the cluster, or several by comma. [{VARIABLE}, {DEFAULT}]",
+    ),
+]
+ANY: Any = None  # the option's callback puts the address in its place
+
+
+def open_admin(bootstrap: str) -> "Admin":
+    from raftq.client.blocking import Admin  # noqa: PLC0415 - only what a command needs
+
+    return Admin(bootstrap, name=NAME)
+
+
+def open_producer(bootstrap: str, **options: Any) -> "Producer":
+    from raftq.client.blocking import Producer  # noqa: PLC0415
+
+    return Producer(bootstrap, name=NAME, **options)
+
+
+def open_consumer(bootstrap: str, **options: Any) -> "Consumer":
+    from raftq.client.blocking import Consumer  # noqa: PLC0415
+
+    return Consumer(bootstrap, name=NAME, **options)

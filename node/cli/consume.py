@@ -1,0 +1,230 @@
+"""Shell: `raftq consume`, records of a topic on stdout.
+
+Without --follow it ends where the partitions ended when it began, so that a script gets an end even
+while others produce. Nothing is stored: every call begins where --from says.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from raftq.client.wire.errors import InvalidArgument, RequestTimeout
+from raftq.node.cli.bootstrap import ANY, Bootstrap, open_admin, open_consumer
+from raftq.node.cli.output import add_row, as_text, content_json, moment, open_console
+
+if TYPE_CHECKING:
+    from raftq.client.blocking import Consumer
+    from raftq.client.results import Record, TopicDescription
+
+PORTION = 2_000
+POLL_S = 0.5
+OFFSET_MAX = 2**63 - 1
+UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+LANES = ("critical", "high", "normal", "low", "background")
+
+
+class RecordFormat(StrEnum):
+    """How records are written: a table, JSON lines, or values with a newline after each."""
+
+    table = "table"
+    json = "json"
+    raw = "raw"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to begin: one of an end, an offset, a time in ms."""
+
+    to: str | None = None
+    offset: int | None = None
+    time_ms: int | None = None
+
+    def seek(self, consumer: "Consumer", topic: str, partition: int) -> None:
+        if self.to is not None:
+            consumer.seek(topic, partition, to=self.to)  # type: ignore[arg-type]
+        elif self.offset is not None:
+            consumer.seek(topic, partition, offset=self.offset)
+        else:
+            consumer.seek(topic, partition, time=self.time_ms)
+
+
+def consume(  # noqa: PLR0913 - what can be said about reading
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The name of the topic.")],
+    partition: Annotated[
+        list[int] | None, typer.Option("-p", "--partition", min=0, help="May be repeated.")
+    ] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            help="earliest, latest, an offset, a time (2026-01-31T12:00:00Z) or an age (15m).",
+        ),
+    ] = "earliest",
+    most: Annotated[int | None, typer.Option("-n", "--max", min=1, help="Then stop.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more, until Ctrl-C.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, max=86400, help="Seconds without a record: an error.")
+    ] = 30.0,
+    bootstrap: Bootstrap = ANY,
+    output: Annotated[
+        RecordFormat, typer.Option("--format", "-f", help="How records are written.")
+    ] = RecordFormat.table,
+) -> None:
+    """Print the records of a topic, from all partitions or some."""
+    place = parse_place(start, time.time_ns() // 1_000_000)
+    with open_admin(bootstrap) as admin:
+        described = admin.describe_topic(topic)
+    ends = _ends(described, partition)
+    printer = RecordPrinter(output)
+    with open_consumer(bootstrap) as consumer:
+        consumer.assign([(topic, one) for one in ends])
+        for one in ends:
+            place.seek(consumer, topic, one)
+        reading = Reading(consumer, topic, {} if follow else ends, most)
+        while reading.goes_on():
+            records = reading.next(None if follow else timeout)
+            printer.show(records)
+
+
+class Reading:
+    """Polls until every partition has reached its end, or enough records came.
+
+    Without ends it goes on until enough records came. Positions are asked for only when nothing
+    comes: they tell of an end behind which no record is kept.
+    """
+
+    def __init__(
+        self, consumer: "Consumer", topic: str, ends: dict[int, int], most: int | None
+    ) -> None:
+        self._consumer = consumer
+        self._topic = topic
+        self._ends = ends
+        self._open = dict(ends)
+        self._follow = not ends
+        self._left = most
+        self._idle_s = 0.0
+        self._ask = True
+
+    def goes_on(self) -> bool:
+        if self._left == 0:
+            return False
+        if self._ask:
+            self._ask = False
+            for one, end in list(self._open.items()):
+                self._reached(one, self._consumer.position(self._topic, one), end)
+        return self._follow or bool(self._open)
+
+    def next(self, timeout: float | None) -> "list[Record]":
+        """The next records that are wanted; [] when none came for a moment."""
+        most = PORTION if self._left is None else min(PORTION, self._left)
+        started = time.perf_counter()
+        records = self._consumer.poll(max_records=most, timeout=POLL_S)
+        if self._follow:
+            wanted = records
+        else:
+            wanted = [one for one in records if one.offset < self._ends[one.partition]]
+            for one in records:
+                self._reached(one.partition, one.offset + 1, self._ends[one.partition])
+        if self._left is not None:
+            self._left -= len(wanted)
+        self._ask = not records
+        self._idle_s = 0.0 if records else self._idle_s + time.perf_counter() - started
+        if timeout is not None and self._idle_s >= timeout and self.goes_on():
+            raise RequestTimeout(f"no record came for {timeout:g} s before the end was reached")
+        return wanted
+
+    def _reached(self, partition: int, offset: int, end: int) -> None:
+        if offset >= end:
+            self._open.pop(partition, None)
+
+
+def _ends(described: "TopicDescription", partitions: list[int] | None) -> dict[int, int]:
+    """Where the wanted partitions end now."""
+    known = {one.partition: one for one in described.partitions}
+    wanted = list(dict.fromkeys(partitions)) if partitions else list(known)
+    missing = [one for one in wanted if one not in known]
+    if missing:
+        raise InvalidArgument(
+            f"topic {described.name!r} has no partition {missing[0]}, only 0 to {len(known) - 1}"
+        )
+    # Without a leader nobody says where it ends: then at least one record is waited for.
+    ends = {one: known[one].high_watermark for one in wanted}
+    return {one: OFFSET_MAX if end is None else end for one, end in ends.items()}
+
+
+def parse_place(text: str, now_ms: int) -> Place:
+    """Where `--from` points to; times without a zone are UTC."""
+    text = text.strip()
+    if text in ("earliest", "latest"):
+        return Place(to=text)
+    if text.isascii() and text.isdecimal():
+        if len(text) > 18:
+            raise InvalidArgument(f"--from {text[:40]}: no offset is that large")
+        return Place(offset=int(text))
+    age, unit = text[:-1], text[-1:]
+    if unit in UNITS_MS and age.isascii() and age.isdecimal() and len(age) < 10:
+        return Place(time_ms=max(0, now_ms - int(age) * UNITS_MS[unit]))
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidArgument(
+            f"--from {text!r} is not earliest, latest, an offset, a time or an age like 15m"
+        ) from None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return Place(time_ms=max(0, round(when.timestamp() * 1000)))
+
+
+class RecordPrinter:
+    """Prints portions of records, as JSON lines, bare values or the rows of one table."""
+
+    def __init__(self, output: RecordFormat) -> None:
+        self._output = output
+        self._started = False
+
+    def show(self, records: "Sequence[Record]") -> None:
+        if not records:
+            return
+        if self._output is RecordFormat.raw:
+            stream = typer.get_binary_stream("stdout")
+            stream.write(b"".join(one.value + b"\n" for one in records))
+            stream.flush()
+        elif self._output is RecordFormat.json:
+            lines = [json.dumps(record_json(one), ensure_ascii=False) for one in records]
+            typer.echo("".join(f"{line}\n" for line in lines), nl=False)
+        else:
+            open_console().print(self._table(records))
+        self._started = True
+        sys.stdout.flush()
+
+    def _table(self, records: "Sequence[Record]") -> Table:
+        table = Table(box=None, show_header=not self._started, pad_edge=False, expand=True)
+        for name, width in (("partition", 9), ("offset", 12), ("lane", 10), ("time", 23)):
+            table.add_column(name, width=width, no_wrap=True)
+        table.add_column("key", width=16, no_wrap=True)
+        table.add_column("value", ratio=1, no_wrap=True)
+        for one in records:
+            key = "" if one.key is None else as_text(one.key)[0]
+            place = (str(one.partition), str(one.offset), LANES[one.priority])
+            add_row(table, *place, moment(one.timestamp / 1000), key, as_text(one.value)[0])
+        return table
+
+
+def record_json(record: "Record") -> dict[str, Any]:
+    return {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "priority": LANES[record.priority],
+        **content_json(record.value, record.key, record.headers),
+    }

@@ -1,0 +1,59 @@
+"""Shell: `raftq node`, one node as this process."""
+
+from typing import Annotated
+
+import typer
+
+from raftq.client.wire.errors import InvalidArgument
+
+# Settings that have an option of their own; all others go through --set.
+OPTIONS = (
+    "node_id", "data_dir", "cluster_id", "secret_file", "advertised_host", "native", "http", "raft",
+    "voters", "seeds", "rack", "log_level", "log_format",
+)  # fmt: skip
+
+Text = str | None
+
+
+def node(  # noqa: PLR0913 - what can be said about a node
+    config: Annotated[Text, typer.Option(metavar="FILE", help="Its settings, as TOML.")] = None,
+    node_id: Annotated[Text, typer.Option(metavar="N", help="Unique in the cluster.")] = None,
+    data_dir: Annotated[Text, typer.Option(metavar="DIR", help="Where it keeps all.")] = None,
+    cluster_id: Annotated[Text, typer.Option(metavar="NAME", help="Same on all nodes.")] = None,
+    secret_file: Annotated[Text, typer.Option(metavar="FILE", help="The shared secret.")] = None,
+    advertised_host: Annotated[Text, typer.Option(metavar="HOST", help="As others see it.")] = None,
+    native: Annotated[Text, typer.Option(metavar="HOST:PORT", help="For clients.")] = None,
+    http: Annotated[Text, typer.Option(metavar="HOST:PORT", help="REST; none for none.")] = None,
+    raft: Annotated[Text, typer.Option(metavar="HOST:PORT", help="For the metadata.")] = None,
+    voters: Annotated[Text, typer.Option(metavar="N=HOST:PORT,...", help="Raft's.")] = None,
+    seeds: Annotated[Text, typer.Option(metavar="HOST:PORT,...", help="Native ones.")] = None,
+    rack: Annotated[Text, typer.Option(help="What fails together.")] = None,
+    log_level: Annotated[Text, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[Text, typer.Option(help="text or json.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting.")
+    ] = None,
+    ready_file: Annotated[
+        Text, typer.Option(metavar="FILE", help="Written once the node serves.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Only check the settings.")] = False,
+) -> None:
+    """Run one node until it is told to stop (Ctrl-C or SIGTERM).
+
+    Settings come from the file, then RAFTQ_... variables, then these options; the later one wins.
+    """
+    given = locals()
+    from raftq.node.config_source import load_config  # noqa: PLC0415 - only what a command needs
+    from raftq.node.launch import launch  # noqa: PLC0415
+
+    arguments: dict[str, str] = {name: given[name] for name in OPTIONS if given[name] is not None}
+    for one in settings or []:
+        name, equals, value = one.partition("=")
+        if not name or not equals:
+            raise InvalidArgument(f"--set {one}: not NAME=VALUE")
+        arguments[name] = value
+    loaded = load_config(config, arguments=arguments)
+    if check:
+        typer.echo(f"node {loaded.node_id}: the settings are sound")
+        return
+    launch(loaded, ready_file)

@@ -1,0 +1,212 @@
+"""Shell: `raftq produce`, records from arguments, lines or a generator.
+
+Records given as arguments are acknowledged and told one by one. Those of stdin, a file or --count
+go out in bulk: at most WINDOW portions wait for their acknowledgement, and one summary is printed.
+The first record that is not delivered ends the command with an error that says so.
+"""
+
+import contextlib
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raftq.client.wire.errors import InvalidArgument
+from raftq.client.wire.record import VALUE_BYTES_MAX, Headers
+from raftq.node.cli.bootstrap import ANY, Bootstrap, open_producer
+from raftq.node.cli.output import (
+    Format,
+    Output,
+    add_row,
+    make_table,
+    open_console,
+    parse_headers,
+    print_json,
+    read_lines,
+    stdin_lines,
+)
+
+if TYPE_CHECKING:
+    from raftq.client.blocking import Producer
+    from raftq.client.results import Appended
+
+WINDOW = 64
+PORTION_BYTES = 1024 * 1024
+PORTION_RECORDS_MAX = 4_000
+FACES = 1_024  # different values that are generated
+DELIVERY_S = 130.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """What holds for every record of one call."""
+
+    topic: str
+    key: bytes | None
+    headers: Headers
+    priority: str | int
+    partition: int | None
+
+    def send(self, producer: "Producer", values: list[bytes]) -> "Callable[[], list[Appended]]":
+        """Hands them over; the result waits until they are acknowledged."""
+        if not self.headers:
+            keys = None if self.key is None else [self.key] * len(values)
+            many = producer.send_many(
+                self.topic, values, keys, priority=self.priority, partition=self.partition
+            )
+            return lambda: many.result(DELIVERY_S)
+        single = [
+            producer.send(
+                self.topic,
+                value,
+                key=self.key,
+                headers=self.headers,
+                priority=self.priority,
+                partition=self.partition,
+            )
+            for value in values
+        ]
+        return lambda: [one.result(DELIVERY_S) for one in single]
+
+
+def produce(  # noqa: PLR0913 - what can be said about records
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The name of the topic.")],
+    values: Annotated[
+        list[str] | None, typer.Argument(metavar="VALUE...", help="Or - for the lines of stdin.")
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Send the lines of this file.")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, max=10**12, help="Generate so many records.")
+    ] = None,
+    size: Annotated[
+        int, typer.Option(min=1, max=VALUE_BYTES_MAX, help="Bytes of a generated value.")
+    ] = 1024,
+    key: Annotated[str | None, typer.Option(help="The key of every record.")] = None,
+    header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be repeated.")] = None,
+    priority: Annotated[
+        str, typer.Option(help="critical, high, normal, low, background, or 0-4.")
+    ] = "normal",
+    partition: Annotated[int | None, typer.Option("-p", min=0, help="This one only.")] = None,
+    acks: Annotated[str, typer.Option(help="all, leader or none.")] = "all",
+    linger_ms: Annotated[int, typer.Option(min=0, help="Wait for more records.")] = 5,
+    compression: Annotated[str | None, typer.Option(help="lz4 or zstd.")] = None,
+    bootstrap: Bootstrap = ANY,
+    output: Output = Format.table,
+) -> None:
+    """Send records: the arguments, the lines of stdin or of a file, or generated ones."""
+    sending = Sending(
+        topic=topic,
+        key=None if key is None else os.fsencode(key),
+        headers=parse_headers(header or []),
+        priority=int(priority) if priority.isdecimal() else priority,
+        partition=partition,
+    )
+    source = _source(values or [], file, count, size)
+    options: dict[str, Any] = {"acks": acks, "linger_ms": linger_ms, "compression": compression}
+    if size > 1024 * 1024:
+        options["value_bytes_max"] = size
+    with open_producer(bootstrap, **options) as producer:
+        if values and values != ["-"]:
+            _one_by_one(producer, sending, [os.fsencode(value) for value in values], output)
+        else:
+            _in_bulk(producer, sending, source, count, output)
+
+
+def _source(
+    values: list[str], file: str | None, count: int | None, size: int
+) -> Iterator[list[bytes]]:
+    given = [bool(values), file is not None, count is not None]
+    if sum(given) > 1:
+        raise InvalidArgument("give one of VALUE..., --file and --count, not several")
+    if file is not None:
+        if not os.path.isfile(file):
+            raise InvalidArgument(f"there is no file {file}")
+        return _file_lines(file)
+    if count is not None:
+        return _generated(count, size)
+    if not values and sys.stdin is not None and sys.stdin.isatty():
+        raise InvalidArgument("nothing to send: give VALUE..., --file, --count, or - for stdin")
+    return stdin_lines()
+
+
+def _file_lines(path: str) -> Iterator[list[bytes]]:
+    with open(path, "rb") as stream:
+        yield from read_lines(stream, path)
+
+
+def _generated(count: int, size: int) -> Iterator[list[bytes]]:
+    """Values that do not compress, from a pool: making new ones would cost more than sending."""
+    portion = max(1, min(PORTION_RECORDS_MAX, PORTION_BYTES // size))
+    noise = os.urandom(min(size, 4096) + FACES)
+    faces = [(noise[at : at + size] * (size // 4096 + 1))[:size].ljust(size, b".")
+             for at in range(min(FACES, portion))]  # fmt: skip
+    values = (faces * (portion // len(faces) + 1))[:portion]
+    left = count
+    while left:
+        yield values[:left] if left < portion else values
+        left -= min(left, portion)
+
+
+def _one_by_one(
+    producer: "Producer", sending: Sending, values: list[bytes], output: Format
+) -> None:
+    appended = sending.send(producer, values)()
+    if output is Format.json:
+        for one in appended:
+            print_json(one._asdict())
+        return
+    table = make_table("", "topic", "partition", "offset")
+    table.title = None
+    for one in appended:
+        add_row(table, one.topic, str(one.partition), "" if one.offset < 0 else str(one.offset))
+    open_console().print(table)
+
+
+def _in_bulk(
+    producer: "Producer",
+    sending: Sending,
+    source: Iterator[list[bytes]],
+    count: int | None,
+    output: Format,
+) -> None:
+    started = time.perf_counter()
+    records = size = 0
+    waiting: deque[Callable[[], list[Appended]]] = deque()
+    with _progress(count, output) as advance:
+        for values in source:
+            waiting.append(sending.send(producer, values))
+            records += len(values)
+            size += sum(map(len, values))
+            if len(waiting) > WINDOW:
+                advance(len(waiting.popleft()()))
+        while waiting:
+            advance(len(waiting.popleft()()))
+    seconds = max(time.perf_counter() - started, 1e-9)
+    facts = {"count": records, "bytes": size, "seconds": round(seconds, 3)}
+    rate = round(records / seconds)
+    if output is Format.json:
+        print_json(facts | {"records_per_s": rate})
+    else:
+        mib = size / seconds / 1024 / 1024
+        typer.echo(f"{records} records in {seconds:.2f} s: {rate}/s, {mib:.1f} MiB/s")
+
+
+@contextlib.contextmanager
+def _progress(total: int | None, output: Format) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal's stderr; elsewhere nothing."""
+    if output is Format.json or not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console  # noqa: PLC0415 - only where there is a bar
+    from rich.progress import Progress  # noqa: PLC0415
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("sending", total=total)
+        yield lambda count: bar.advance(task, count)

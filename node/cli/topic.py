@@ -1,0 +1,179 @@
+"""Shell: `raftq topic`, what an operator does with topics."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raftq.client.wire.errors import Detail, InvalidArgument
+from raftq.node.cli.bootstrap import ANY, Bootstrap, open_admin
+from raftq.node.cli.output import (
+    Format,
+    Output,
+    add_row,
+    make_table,
+    open_console,
+    print_json,
+    printable,
+)
+
+if TYPE_CHECKING:
+    from raftq.client.results import TopicDescription
+
+topic_app = typer.Typer(no_args_is_help=True, help="Create, look at and change topics.")
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The name of the topic.")]
+Config = Annotated[
+    list[str] | None,
+    typer.Option("--config", "-c", metavar="NAME=VALUE", help="A setting; may be repeated."),
+]
+
+
+@topic_app.command()
+def create(
+    topic: Topic,
+    partitions: Annotated[int, typer.Option("-p", "--partitions", min=1, max=4096)] = 3,
+    replication: Annotated[
+        int, typer.Option("-r", "--replication", min=0, max=16, help="0: as many as sensible.")
+    ] = 0,
+    config: Config = None,
+    bootstrap: Bootstrap = ANY,
+    output: Output = Format.table,
+) -> None:
+    """Create a topic."""
+    settings = parse_config(config or [])
+    with open_admin(bootstrap) as admin:
+        admin.create_topic(topic, partitions=partitions, replication=replication, config=settings)
+    _done(output, topic, "created")
+
+
+@topic_app.command(name="list")
+def list_topics(bootstrap: Bootstrap = ANY, output: Output = Format.table) -> None:
+    """List the topics."""
+    with open_admin(bootstrap) as admin:
+        names = sorted(admin.list_topics())
+    if output is Format.json:
+        print_json(names)
+    else:
+        typer.echo("".join(f"{printable(name)}\n" for name in names), nl=False)
+
+
+@topic_app.command()
+def describe(topic: Topic, bootstrap: Bootstrap = ANY, output: Output = Format.table) -> None:
+    """Show a topic's settings and where its partitions are."""
+    with open_admin(bootstrap) as admin:
+        found = admin.describe_topic(topic)
+    if output is Format.json:
+        print_json(topic_json(found))
+        return
+    console = open_console()
+    settings = make_table(f"Topic {found.name} (id {found.topic_id})", "setting", "value")
+    for name, value in found.config.items():
+        add_row(settings, name, str(value))
+    if found.config:
+        console.print(settings)
+    console.print(partitions_table([found]))
+
+
+@topic_app.command()
+def delete(
+    topic: Topic,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    bootstrap: Bootstrap = ANY,
+    output: Output = Format.table,
+) -> None:
+    """Delete a topic and all of its records."""
+    if not yes:
+        if output is Format.json or not typer.get_text_stream("stdin").isatty():
+            raise InvalidArgument("deleting a topic without a terminal needs --yes")
+        if not typer.confirm(f"Delete {topic!r} and all of its records?", err=True):
+            raise typer.Exit(1)
+    with open_admin(bootstrap) as admin:
+        admin.delete_topic(topic)
+    _done(output, topic, "deleted")
+
+
+@topic_app.command()
+def alter(
+    topic: Topic, config: Config = None, bootstrap: Bootstrap = ANY, output: Output = Format.table
+) -> None:
+    """Change settings of a topic; NAME= takes one back to its default."""
+    settings = parse_config(config or [])
+    if not settings:
+        raise InvalidArgument("nothing to change: give --config NAME=VALUE")
+    with open_admin(bootstrap) as admin:
+        admin.alter_topic(topic, settings)
+    _done(output, topic, "altered")
+
+
+@topic_app.command()
+def add_partitions(
+    topic: Topic,
+    total: Annotated[int, typer.Argument(min=1, max=4096, help="How many there are then.")],
+    bootstrap: Bootstrap = ANY,
+    output: Output = Format.table,
+) -> None:
+    """Give a topic more partitions."""
+    with open_admin(bootstrap) as admin:
+        admin.add_partitions(topic, total)
+    _done(output, topic, f"has {total} partitions", partitions=total)
+
+
+def parse_config(pairs: Sequence[str]) -> dict[str, Detail]:
+    """Numbers are numbers, nothing is the default; the cluster checks names and bounds."""
+    found: dict[str, Detail] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not name or not equals:
+            raise InvalidArgument(f"--config {pair}: not NAME=VALUE")
+        if name in found:
+            raise InvalidArgument(f"--config {name} is given twice")
+        number = text.removeprefix("-")
+        whole = number.isascii() and number.isdecimal() and len(number) < 19
+        found[name] = int(text) if whole else text or None
+    return found
+
+
+def topic_json(found: "TopicDescription") -> dict[str, Any]:
+    names = ("leader", "epoch", "replicas", "isr", "target", "start_offset", "high_watermark")
+    return {
+        "name": found.name,
+        "topic_id": found.topic_id,
+        "replication": found.replication,
+        "config": dict(found.config),
+        "partitions": [
+            {"partition": one.partition} | {name: getattr(one, name) for name in names}
+            for one in found.partitions
+        ],
+    }
+
+
+def partitions_table(topics: "Sequence[TopicDescription]") -> Any:
+    columns = ("topic", "partition", "leader", "epoch", "replicas", "isr", "moves to", "offsets")
+    table = make_table("Partitions", *columns)
+    for topic in topics:
+        for one in topic.partitions:
+            known = one.start_offset is not None
+            add_row(
+                table,
+                topic.name,
+                str(one.partition),
+                "none" if one.leader is None else str(one.leader),
+                str(one.epoch),
+                _ids(one.replicas),
+                _ids(one.isr),
+                _ids(one.target),
+                f"{one.start_offset}..{one.high_watermark}" if known else "unknown",
+            )
+    return table
+
+
+def _ids(nodes: Sequence[int]) -> str:
+    return ",".join(str(one) for one in nodes)
+
+
+def _done(output: Format, topic: str, what: str, **facts: int) -> None:
+    if output is Format.json:
+        print_json({"topic": topic, "done": True} | facts)
+    else:
+        typer.echo(f"topic {printable(topic)} {what}")

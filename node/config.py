@@ -1,0 +1,246 @@
+"""Settings of a node, checked as a whole. (Pure.)
+
+Frozen dataclasses, one per concern. Each reports all of its problems at once as a ConfigError, and
+NodeConfig also those between its parts. Where the values come from is `config_source`'s business.
+The defaults run a node on its own, reachable from this machine only.
+"""
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from raftq.client.wire.errors import ConfigError
+from raftq.cluster.consensus_config import SECRET_BYTES_MIN, RaftTimes
+from raftq.cluster.controller import ControllerConfig
+from raftq.node.server.options import ServerOptions
+
+KIB = 1024
+MIB = 1024 * KIB
+HOUR_MS = 3_600_000
+NODE_ID_MAX = 2**31 - 1
+NAME_CHARS_MAX = 200
+VOTERS_MAX = 7
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen or to connect; as text `host:port`, with brackets around an IPv6 host."""
+
+    host: str = LOOPBACK
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.host, str) or not self.host or not self.host.isprintable():
+            raise ConfigError(f"host is {self.host!r}, not a name or an address")
+        if any(sign in self.host for sign in " []/@"):
+            raise ConfigError(f"host is {self.host!r}, not a name or an address")
+        if type(self.port) is not int or not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port!r}, not in 0..65535")
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        host, colon, port = text.strip().rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            raise ConfigError(f"{text!r} is not host:port (an IPv6 host needs brackets)")
+        digits = port.isascii() and port.isdigit() and len(port) <= 5
+        if not colon or not host or not digits:
+            raise ConfigError(f"{text!r} is not host:port")
+        return cls(host, int(port))
+
+    @property
+    def wildcard(self) -> bool:
+        """Whether it means every address of the machine, which nobody can connect to."""
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageConfig:
+    """How the logs of a node use its disk and its memory."""
+
+    fsync_interval_ms: int = 1_000
+    """Between two syncs of topics with fsync `interval`: what a power cut can cost a replica."""
+    page_cache_bytes: int | None = 256 * MIB
+    """Of freshly written data per log in the kernel's page cache; None leaves it to the kernel."""
+    write_behind_bytes: int = 8 * MIB
+    """Ask the kernel to start writing after this many bytes, so that a sync finds little to do."""
+    scrub_bytes_s: int = 4 * MIB
+    """How fast old data is read again in search of damage; 0 for never."""
+
+    def __post_init__(self) -> None:
+        found = _outside(self, fsync_interval_ms=(1, HOUR_MS), write_behind_bytes=(64 * KIB, None))
+        found += _outside(self, scrub_bytes_s=(0, None))
+        if self.page_cache_bytes is not None:
+            found += _outside(self, page_cache_bytes=(self.write_behind_bytes, None))
+        _refuse(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicationConfig:
+    """How followers keep up and when they are left behind."""
+
+    lag_ms: int = 3_000
+    """A follower that has not caught up for this long leaves the isr. Too low: a pause of the
+    process costs a shrink and an expansion. Too high: acks=all waits that long for a dead one."""
+    fetch_bytes_max: int = MIB
+    """Of one fetch of one follower connection; a single larger batch goes alone."""
+    wait_ms: int = 500
+    """For how long a leader holds a fetch that finds nothing new."""
+    move_bytes_s: int = 64 * MIB
+    """How fast replicas that are being moved or added catch up; the isr is never slowed down."""
+
+    def __post_init__(self) -> None:
+        found = _outside(self, lag_ms=(100, HOUR_MS), fetch_bytes_max=(4 * KIB, 64 * MIB))
+        found += _outside(self, wait_ms=(1, 60_000), move_bytes_s=(64 * KIB, None))
+        if not found and self.wait_ms >= self.lag_ms:
+            found.append(f"wait_ms {self.wait_ms} must be below lag_ms {self.lag_ms}")
+        _refuse(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """Everything one node is told."""
+
+    node_id: int
+    """Unique in the cluster, for ever: a replaced node keeps it."""
+    secret: bytes = field(repr=False)
+    """Known to the nodes of the cluster only; proves that a node belongs to it."""
+    data_dir: str
+    """Everything the node keeps is in here; one process at a time."""
+    cluster_id: str = "raftq"
+    """Nodes of another cluster are refused even with the same secret."""
+    rack: str = ""
+    """What fails together: replicas are spread over racks first."""
+    advertised_host: str | None = None
+    """The name under which clients and nodes reach this one; `native.host` when None."""
+    native: Address = Address(LOOPBACK, 7070)
+    """Listener of the native protocol; port 0 takes a free one."""
+    http: Address | None = Address(LOOPBACK, 8080)
+    """Listener of REST, health and metrics; None for none, port 0 takes a free one."""
+    raft: Address = Address(LOOPBACK, 7000)
+    """Listener of the metadata's consensus, used by voters only."""
+    voters: Mapping[int, str] = field(default_factory=dict)
+    """Node id -> "host:port" of the Raft listener of every voter, the same on every node. None
+    and no seeds either: this node alone."""
+    seeds: tuple[str, ...] = ()
+    """Native addresses of some nodes; a node that is no voter finds the cluster through them."""
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    replication: ReplicationConfig = field(default_factory=ReplicationConfig)
+    controller: ControllerConfig = field(default_factory=ControllerConfig)
+    heartbeat_ms: int = 500
+    """Between two signs of life to the controller; well below its lease."""
+    raft_times: RaftTimes = field(default_factory=RaftTimes)
+    server: ServerOptions = field(default_factory=ServerOptions)
+    drain_ms: int = 10_000
+    """How long a node that is told to stop tries to hand on its leaderships first."""
+    log_level: str = "info"
+    log_format: str = "text"
+
+    def __post_init__(self) -> None:
+        _refuse([*self._own_problems(), *self._address_problems(), *self._relations()])
+        if not self.voters and not self.seeds:
+            object.__setattr__(self, "voters", {self.node_id: str(self.raft)})
+
+    @property
+    def is_voter(self) -> bool:
+        return self.node_id in self.voters
+
+    @property
+    def host(self) -> str:
+        """The name that others are told."""
+        return self.advertised_host or self.native.host
+
+    @property
+    def raft_address(self) -> str:
+        """Where the other voters find this one."""
+        return self.voters.get(self.node_id, str(self.raft))
+
+    def _own_problems(self) -> Iterator[str]:
+        yield from _outside(self, node_id=(0, NODE_ID_MAX), heartbeat_ms=(1, HOUR_MS))
+        yield from _outside(self, drain_ms=(0, HOUR_MS))
+        if len(self.secret) < SECRET_BYTES_MIN:
+            yield f"secret must have at least {SECRET_BYTES_MIN} bytes"
+        if not self.data_dir:
+            yield "data_dir must be set"
+        if not 0 < len(self.cluster_id) <= NAME_CHARS_MAX or not self.cluster_id.isprintable():
+            yield f"cluster_id must have 1 to {NAME_CHARS_MAX} printable characters"
+        if len(self.rack) > NAME_CHARS_MAX or not self.rack.isprintable():
+            yield f"rack must have at most {NAME_CHARS_MAX} printable characters"
+        if self.log_level not in LOG_LEVELS:
+            yield f"log_level is {self.log_level!r}, not one of {', '.join(LOG_LEVELS)}"
+        if self.log_format not in LOG_FORMATS:
+            yield f"log_format is {self.log_format!r}, not one of {', '.join(LOG_FORMATS)}"
+
+    def _address_problems(self) -> Iterator[str]:
+        if self.advertised_host is None and self.native.wildcard:
+            yield f"advertised_host must be set when native listens on {self.native.host}"
+        elif self.advertised_host is not None:
+            try:
+                if Address(self.advertised_host).wildcard:
+                    yield f"advertised_host is {self.advertised_host}, which nobody can connect to"
+            except ConfigError as error:
+                yield f"advertised_host: {error}"
+        for name, text in [(f"voters.{one}", where) for one, where in self.voters.items()]:
+            yield from _reachable(name, text)
+        for number, text in enumerate(self.seeds):
+            yield from _reachable(f"seeds[{number}]", text)
+        if len(set(self.voters.values())) != len(self.voters):
+            yield "voters must have different addresses"
+        for one in self.voters:
+            if not 0 <= one <= NODE_ID_MAX:
+                yield f"voters.{one} is no node id"
+
+    def _relations(self) -> Iterator[str]:
+        count = len(self.voters)
+        if count and (count % 2 == 0 or count > VOTERS_MAX):
+            yield f"voters must be 1, 3, 5 or 7 nodes, not {count}"
+        alone = not self.voters and not self.seeds
+        if (alone or self.is_voter) and self.raft.port == 0:
+            yield "raft.port must not be 0: the other voters are told it in advance"
+        if not alone and not self.is_voter and not self.seeds:
+            yield f"seeds must be set: node {self.node_id} is not one of the voters"
+        used = [one for one in (self.native, self.http, self.raft) if one is not None and one.port]
+        if len(set(used)) != len(used):
+            yield "native, http and raft must have different addresses"
+        yield from (one.replace("times.", "raft_times.") for one in self.raft_times.problems())
+        if self.heartbeat_ms * 2 >= self.controller.lease_ms:
+            yield (
+                f"heartbeat_ms {self.heartbeat_ms} must be below half of "
+                f"controller.lease_ms {self.controller.lease_ms}"
+            )
+
+
+def _outside(part: object, **bounds: tuple[int, int | None]) -> list[str]:
+    """What is wrong with whole numbers that must lie within bounds, both included."""
+    found = []
+    for name, (least, most) in bounds.items():
+        value = getattr(part, name)
+        if type(value) is not int or value < least or (most is not None and value > most):
+            where = f"at least {least}" if most is None else f"in {least}..{most}"
+            found.append(f"{name} is {value!r}, not {where}")
+    return found
+
+
+def _reachable(name: str, text: str) -> Iterator[str]:
+    try:
+        address = Address.parse(text)
+    except ConfigError as error:
+        yield f"{name}: {error}"
+        return
+    if address.port == 0 or address.wildcard:
+        yield f"{name}: nobody can connect to {text}"
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise ConfigError("; ".join(problems))

@@ -1,0 +1,362 @@
+"""Leader side of replication: one conversation per follower node. (Shell.)
+
+A conversation remembers what its follower subscribed to and how far it was handed batches. Requests
+come one after the other, numbered; each brings what changed at the follower and is answered as soon
+as there is something to say, or after its wait. A newer request answers the one that is parked.
+Work grows with the partitions that have news, not with all that are subscribed.
+
+The follower's word about its log moves the high watermark (partition.py, replica.py). It counts
+only when it comes from the incarnation that the metadata knows: a node that lost its tail is known
+to have done so before anybody believes what it says next.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from raftq.client.wire.batch import Buffer
+from raftq.client.wire.errors import (
+    CorruptBatch,
+    FencedEpoch,
+    NotLeader,
+    RaftqError,
+    RemoteProtocolError,
+    UnknownPartition,
+)
+from raftq.client.wire.node_messages import (
+    Progress,
+    Replicate,
+    Replicated,
+    ReplicateReply,
+    Subscription,
+)
+from raftq.node.partition import Partition
+from raftq.node.replica import common_end
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[int, int]
+Find = Callable[[Key], Partition | None]
+Answer = tuple[ReplicateReply, Sequence[Buffer]]
+ITEMS_PER_REPLY = 1000
+
+
+class Throttle:
+    """Bytes that may still be handed to replicas that are being moved. Refills with time."""
+
+    def __init__(self, bytes_s: int) -> None:
+        self._bytes_s = bytes_s
+        self._left = float(bytes_s)
+        self._at = 0.0
+
+    def wait_s(self, now: float) -> float:
+        """0 when something may be handed over, else how long to wait."""
+        self._left = min(self._bytes_s, self._left + (now - self._at) * self._bytes_s)
+        self._at = now
+        return 0.0 if self._left > 0 else -self._left / self._bytes_s + 0.01
+
+    def spend(self, size: int) -> None:
+        self._left -= size
+
+
+class Conversation:
+    """With one follower, over one connection."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        follower: tuple[int, int],
+        find: Find,
+        throttle: Throttle,
+    ) -> None:
+        self._loop = loop
+        self.node_id, self.incarnation = follower
+        self._find = find
+        self._throttle = throttle
+        self._subscribed: dict[Key, Partition] = {}
+        self._grown: dict[Key, Partition] = {}
+        self._readable: dict[Key, Partition] = {}
+        self._refused: list[Replicated] = []
+        self._parked: asyncio.Future[Answer] | None = None
+        self._bytes_max = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._soon = False
+        self.number = -1
+        self.closed = False
+
+    # Requests
+
+    def handle(self, message: Replicate) -> "Answer | asyncio.Future[Answer]":
+        if message.number != self.number + 1:
+            raise RemoteProtocolError(f"request {message.number} after {self.number}")
+        self.number = message.number
+        if self._parked is not None:
+            self._answer()
+        for topic_id, number in zip(message.leave[::2], message.leave[1::2], strict=True):
+            self._forget((topic_id, number))
+        for subscription in message.subscribe:
+            self._subscribe(subscription)
+        for progress in message.progress:
+            self._take_progress(progress)
+        self._bytes_max = message.bytes_max
+        answer = self._collect()
+        if answer is not None:
+            return answer
+        self._parked = self._loop.create_future()
+        self._timer = self._loop.call_later(message.wait_ms / 1000, self._answer)
+        return self._parked
+
+    def _subscribe(self, wanted: Subscription) -> None:
+        key = (wanted.topic_id, wanted.partition)
+        self._forget(key)
+        partition = self._find(key)
+        if partition is None:
+            self._refuse(key, wanted.epoch, UnknownPartition.code)
+            return
+        replica = partition.replica
+        if replica.role != "leader" or wanted.epoch > replica.epoch:
+            self._refuse(key, wanted.epoch, NotLeader.code)
+            return
+        if wanted.epoch < replica.epoch or self.node_id not in replica.followers:
+            self._refuse(key, wanted.epoch, FencedEpoch.code)
+            return
+        log = partition.log
+        point = common_end(log.epochs, log.end_offset, wanted.pairs(), wanted.end_offset)
+        if wanted.end_offset < log.start_offset or point < wanted.start_offset:
+            self._tell(partition, "reset", log.start_offset)
+        elif point < wanted.end_offset:
+            self._tell(partition, "truncate", point)
+        else:
+            self._subscribed[key] = partition
+            partition.listeners[self] = wanted.end_offset
+            if wanted.end_offset < log.end_offset:
+                self._grown[key] = partition
+            partition.progressed(self.node_id, self.incarnation, wanted.end_offset)
+
+    def _take_progress(self, progress: Progress) -> None:
+        partition = self._subscribed.get((progress.topic_id, progress.partition))
+        if partition is None or partition.replica.epoch != progress.epoch:
+            return  # it hears of the end of its subscription in some reply
+        if progress.end_offset > partition.listeners[self]:
+            raise RemoteProtocolError(
+                f"node {self.node_id} claims {partition.place} up to {progress.end_offset}, "
+                f"and was handed it up to {partition.listeners[self]}"
+            )
+        partition.progressed(self.node_id, self.incarnation, progress.end_offset)
+
+    def _tell(self, partition: Partition, verb: Any, offset: int) -> None:
+        place, replica = partition.place, partition.replica
+        self._refused.append(
+            Replicated(
+                place.topic_id,
+                place.number,
+                replica.epoch,
+                verb,
+                replica.high_watermark,
+                partition.log.start_offset,
+                offset,
+            )
+        )
+
+    def _refuse(self, key: Key, epoch: int, code: str) -> None:
+        self._refused.append(Replicated(*key, epoch, "refuse", error=code))
+
+    def _forget(self, key: Key) -> None:
+        partition = self._subscribed.pop(key, None)
+        if partition is not None:
+            partition.listeners.pop(self, None)
+            self._grown.pop(key, None)
+            self._readable.pop(key, None)
+
+    # What partitions tell
+
+    def grown(self, partition: Partition) -> None:
+        place = partition.place
+        self._grown[place.topic_id, place.number] = partition
+        self._wake()
+
+    def readable(self, partition: Partition) -> None:
+        """Not worth a reply of its own: it rides with the next one."""
+        place = partition.place
+        self._readable[place.topic_id, place.number] = partition
+
+    def ended(self, partition: Partition) -> None:
+        place = partition.place
+        key = (place.topic_id, place.number)
+        epoch = partition.replica.epoch
+        self._forget(key)
+        self._refuse(key, epoch, NotLeader.code)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Answer the parked request once whatever happens now has happened."""
+        if self._parked is not None and not self._soon:
+            self._soon = True
+            self._loop.call_soon(self._answer_soon)
+
+    def _answer_soon(self) -> None:
+        self._soon = False
+        if self._parked is not None:
+            answer = self._collect()
+            if answer is not None:
+                self._reply(answer)
+
+    def _answer(self) -> None:
+        """The wait is over: say what there is, be it nothing."""
+        if self._parked is not None:
+            self._reply(self._collect() or (self._reply_of([]), ()))
+
+    def _reply(self, answer: Answer) -> None:
+        parked, self._parked = self._parked, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if parked is not None and not parked.done():
+            parked.set_result(answer)
+
+    # Replies
+
+    def _collect(self) -> Answer | None:
+        """Everything there is to say, as far as it fits; None when that is nothing urgent."""
+        items, self._refused = self._refused[:ITEMS_PER_REPLY], self._refused[ITEMS_PER_REPLY:]
+        buffers: list[Buffer] = []
+        size = 0
+        for key, partition in list(self._grown.items()):
+            if size >= self._bytes_max or len(items) >= ITEMS_PER_REPLY:
+                break
+            del self._grown[key]
+            item, more = self._batches_of(key, partition, self._bytes_max - size, size)
+            if item is not None:
+                buffers += more
+                size += item.length
+                items.append(item)
+        if not items:
+            return None
+        return self._reply_of(items), buffers
+
+    def _reply_of(self, items: list[Replicated]) -> ReplicateReply:
+        """With the high watermarks that nobody was told yet."""
+        for key, partition in list(self._readable.items())[:ITEMS_PER_REPLY]:
+            del self._readable[key]
+            replica = partition.replica
+            items.append(
+                Replicated(
+                    *key,
+                    replica.epoch,
+                    "append",
+                    replica.high_watermark,
+                    partition.log.start_offset,
+                )
+            )
+        return ReplicateReply(tuple(items))
+
+    def _batches_of(
+        self, key: Key, partition: Partition, bytes_max: int, start: int
+    ) -> tuple[Replicated | None, list[Buffer]]:
+        replica = partition.replica
+        moves = bool(replica.decided.isr) and self.node_id not in replica.decided.isr
+        if moves and partition.is_moving:
+            wait_s = self._throttle.wait_s(self._loop.time())
+            if wait_s > 0:
+                self._loop.call_later(wait_s, self._again, key)
+                return None, []
+        try:
+            buffers, size = partition.hand_over(self, bytes_max)
+        except CorruptBatch as error:
+            partition.damaged(error)
+            self._forget(key)
+            return Replicated(*key, replica.epoch, "refuse", error=error.code), []
+        except RaftqError as error:
+            # Retention has passed the follower by, or the disk fails: it asks again.
+            logger.warning("partition=%s node=%d %s", partition.place, self.node_id, error)
+            self._forget(key)
+            return Replicated(*key, replica.epoch, "refuse", error=error.code), []
+        if not size:
+            return None, []
+        if moves and partition.is_moving:
+            self._throttle.spend(size)
+        if partition.listeners[self] < partition.log.end_offset:
+            self._grown[key] = partition
+        self._readable.pop(key, None)
+        place = partition.place
+        item = Replicated(
+            place.topic_id, place.number, replica.epoch, "append", replica.high_watermark,
+            partition.log.start_offset, 0, start, size,
+        )  # fmt: skip
+        return item, buffers
+
+    def _again(self, key: Key) -> None:
+        """A throttled partition may go on."""
+        partition = self._subscribed.get(key)
+        if partition is not None and not self.closed:
+            self._grown[key] = partition
+            self._wake()
+
+    def close(self) -> None:
+        """The connection is gone, or the follower begins anew."""
+        self.closed = True
+        for key in list(self._subscribed):
+            self._forget(key)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._parked is not None and not self._parked.done():
+            self._parked.cancel()
+        self._parked = None
+
+
+class Conversations:
+    """All of them, by follower node."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        find: Find,
+        incarnation_of: Callable[[int], int | None],
+        move_bytes_s: int,
+    ) -> None:
+        self._loop = loop
+        self._find = find
+        self._incarnation_of = incarnation_of
+        self._throttle = Throttle(move_bytes_s)
+        self._by_session: dict[Any, Conversation] = {}
+        self._by_node: dict[int, Any] = {}
+
+    def handle(
+        self, message: Replicate, raw: memoryview, session: Any
+    ) -> "Answer | asyncio.Future[Answer]":
+        """The handler of Replicate requests."""
+        if message.number == 0:
+            self._begin(message, session)
+        conversation = self._by_session.get(session)
+        if conversation is None or conversation.node_id != message.node_id:
+            raise FencedEpoch(f"request {message.number} belongs to no conversation: begin anew")
+        return conversation.handle(message)
+
+    def _begin(self, message: Replicate, session: Any) -> None:
+        known = self._incarnation_of(message.node_id)
+        if known != message.incarnation:
+            raise FencedEpoch(
+                f"node {message.node_id} is known here as incarnation {known}, "
+                f"not {message.incarnation}"
+            )
+        self.session_ended(self._by_node.get(message.node_id))
+        self.session_ended(session)
+        self._by_node[message.node_id] = session
+        self._by_session[session] = Conversation(
+            self._loop, (message.node_id, message.incarnation), self._find, self._throttle
+        )
+
+    def session_ended(self, session: Any) -> None:
+        """A connection is gone."""
+        conversation = self._by_session.pop(session, None)
+        if conversation is not None:
+            conversation.close()
+            if self._by_node.get(conversation.node_id) is session:
+                del self._by_node[conversation.node_id]
+
+    def fence(self) -> None:
+        """End the conversations with incarnations that the metadata no longer knows."""
+        for session, conversation in list(self._by_session.items()):
+            if self._incarnation_of(conversation.node_id) != conversation.incarnation:
+                self.session_ended(session)

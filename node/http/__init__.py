@@ -1,0 +1,1 @@
+"""The HTTP side of a node: REST, health and metrics. (Shell over pure parts.)"""

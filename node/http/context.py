@@ -1,0 +1,93 @@
+"""What the handlers share, and the topics they look up. (Shell.)"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from raftq.client.wire.errors import UnknownPartition, UnknownTopic
+from raftq.cluster.state import TopicState
+from raftq.cluster.topic_config import check_topic_name
+from raftq.node.http.errors import invalid
+from raftq.node.http.facts import NodeFacts
+from raftq.node.http.gateway import Gateway
+from raftq.node.http.options import HttpOptions
+from raftq.node.http.routes import Call
+
+
+@dataclass(slots=True)
+class Context:
+    facts: NodeFacts
+    gateway: Gateway
+    options: HttpOptions
+    topics: "Topics" = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.topics = Topics(self.facts, self.options)
+
+
+class Topics:
+    """Finds topics in this node's copy of the metadata.
+
+    The copy may be behind: a topic that another node has just created is waited for a moment, so
+    that a caller who changes nodes between two requests does not see the gap.
+    """
+
+    def __init__(self, facts: NodeFacts, options: HttpOptions) -> None:
+        self._facts = facts
+        self._wait_s = options.topic_wait_ms / 1000
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        facts.metadata.subscribe(self._changed)
+
+    def _changed(self, changes: Sequence[Any]) -> None:
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiting.clear()
+
+    async def get(self, call: Call) -> TopicState:
+        """The topic of the path."""
+        name = topic_name(call)
+        return await self._find(name, lambda found: True, UnknownTopic(f"no topic {name!r}"))
+
+    async def get_partition(self, call: Call) -> tuple[TopicState, int]:
+        """The topic and the partition of the path."""
+        text = call.path["partition"]
+        if not text.isascii() or not text.isdigit() or len(text) > 10:
+            raise invalid("partition", "must be a whole number")
+        number = int(text)
+        topic = await self.get(call)
+        return await self.with_partition(topic, number, "partition"), number
+
+    async def with_partition(self, topic: TopicState, number: int, place: str) -> TopicState:
+        """The same topic, waited for until it has the partition."""
+        if number < len(topic.partitions):
+            return topic
+        count = len(topic.partitions)
+        error = UnknownPartition(f"{place}: topic {topic.name!r} has {count} partitions")
+        return await self._find(topic.name, lambda found: number < len(found.partitions), error)
+
+    async def _find(
+        self, name: str, good: Callable[[TopicState], bool], error: Exception
+    ) -> TopicState:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._wait_s
+        while True:
+            found = self._facts.metadata.state.topics.get(name)
+            if found is not None and good(found):
+                return found
+            waiter = loop.create_future()
+            self._waiting[waiter] = None
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await waiter
+            except TimeoutError:
+                raise error from None
+            finally:
+                self._waiting.pop(waiter, None)
+
+
+def topic_name(call: Call) -> str:
+    name = call.path["topic"]
+    check_topic_name(name)
+    return name

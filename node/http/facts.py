@@ -1,0 +1,76 @@
+"""What the HTTP side may know of its node. (Pure.)
+
+`NodeFacts` is implemented by the node and by the tests' fake. Everything in it is read on the event
+loop, at the moment of a request or a scrape; nothing is kept.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from raftq.cluster.metadata_log import MetadataLog
+
+Role = Literal["leader", "follower", "none"]
+
+
+@dataclass(slots=True)
+class ReplicaStats:
+    """One replica on this node, as it is now. Counters began when the replica was opened."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    role: Role
+    epoch: int
+    start_offset: int
+    end_offset: int
+    high_watermark: int
+    flushed_offset: int
+    isr: tuple[int, ...]
+    size_bytes: int
+    segments: int = 1
+    appended_records: int = 0
+    """Taken from producers, as the leader."""
+    appended_bytes: int = 0
+    append_count: int = 0
+    """Appends to the log, whatever their size, and the time they took together."""
+    append_seconds: float = 0.0
+    duplicates: int = 0
+    """Batches that producers sent again."""
+    fetched_records: int = 0
+    """Handed to consumers."""
+    fetched_bytes: int = 0
+    truncations: int = 0
+    follower_ends: Mapping[int, int] = field(default_factory=dict)
+    """On a leader: where the log of each other replica ends, as far as it is known."""
+
+
+class NodeFacts(Protocol):
+    """See the module's docstring."""
+
+    @property
+    def node_id(self) -> int: ...
+
+    @property
+    def cluster_id(self) -> str: ...
+
+    @property
+    def started_at(self) -> int:
+        """Wall clock, in ms."""
+
+    @property
+    def native_address(self) -> tuple[str, int]:
+        """Where the node itself reaches its native listener."""
+
+    @property
+    def metadata(self) -> MetadataLog: ...
+
+    def uptime_s(self) -> float: ...
+
+    def replicas(self) -> Iterable[ReplicaStats]: ...
+
+    def checks(self) -> Mapping[str, tuple[bool, str]]:
+        """What must hold for the node to be ready: name -> (whether it does, a sentence)."""
+
+    def connections(self) -> int:
+        """Open connections of the native listener."""

@@ -1,0 +1,156 @@
+"""Handlers about the node itself: is it there, is it ready, what does it hold. (Shell.)"""
+
+from collections.abc import Callable
+from typing import Any
+
+from raftq.node.http.context import Context
+from raftq.node.http.exposition import CONTENT_TYPE, Exposition
+from raftq.node.http.facts import ReplicaStats
+from raftq.node.http.fields import Field, Schema, query_flag, schema_object
+from raftq.node.http.routes import Call, Reply, Route
+from raftq.node.http.values import format_duration, format_time
+
+_STRING: Schema = {"type": "string"}
+_INTEGER: Schema = {"type": "integer"}
+_TIME: Schema = {"type": "string", "format": "date-time"}
+_STATUS: Schema = {"type": "string", "enum": ["pass", "fail"]}
+_ALIVE = {"status": _STATUS, "timestamp": _TIME, "uptime": _STRING}
+_CHECK = schema_object({"status": _STATUS, "message": _STRING, "latency": _STRING})
+_BROKER = schema_object({"node_id": _INTEGER, "topic_count": _INTEGER, "total_size": _INTEGER})
+_READY = {**_ALIVE, "checks": {"type": "object", "additionalProperties": _CHECK}, "broker": _BROKER}
+_TOPIC = schema_object(
+    {
+        "partitions": {**_INTEGER, "description": "with a replica here"},
+        "leading": _INTEGER,
+        "messages": _INTEGER,
+        "size_bytes": _INTEGER,
+    }
+)
+_STATS = {
+    "node_id": _INTEGER,
+    "uptime": _STRING,
+    "topics": _INTEGER,
+    "total_size_bytes": _INTEGER,
+    "topic_stats": {"type": "object", "additionalProperties": _TOPIC},
+}
+
+
+class Health:
+    """See the module's docstring."""
+
+    def __init__(
+        self, context: Context, exposition: Exposition, version: str, clock: Callable[[], float]
+    ) -> None:
+        self._facts = context.facts
+        self._exposition = exposition
+        self._version = version
+        self._clock = clock
+
+    async def health(self, call: Call) -> Reply:
+        return Reply({"status": "ok", "timestamp": format_time(call.now_ms)})
+
+    async def alive(self, call: Call) -> Reply:
+        """Whoever answers is alive."""
+        return Reply(self._alive(call, "pass"))
+
+    async def ready(self, call: Call) -> Reply:
+        began = self._clock()
+        checks = self._facts.checks()
+        latency = format_duration(self._clock() - began)
+        good = all(ok for ok, _ in checks.values())
+        body = self._alive(call, "pass" if good else "fail")
+        if not good:
+            body["message"] = "; ".join(
+                f"{name}: {text}" for name, (ok, text) in checks.items() if not ok
+            )
+        if call.query["verbose"]:
+            body["checks"] = {
+                name: {"status": "pass" if ok else "fail", "message": text, "latency": latency}
+                for name, (ok, text) in checks.items()
+            }
+            body["broker"] = {
+                "node_id": self._facts.node_id,
+                "topic_count": len(self._facts.metadata.state.topics),
+                "total_size": sum(one.size_bytes for one in self._facts.replicas()),
+            }
+        return Reply(body) if good else Reply(body, 503, headers={"Retry-After": "1"})
+
+    def _alive(self, call: Call, status: str) -> dict[str, Any]:
+        return {
+            "status": status,
+            "timestamp": format_time(call.now_ms),
+            "uptime": format_duration(self._facts.uptime_s()),
+        }
+
+    async def version(self, call: Call) -> Reply:
+        facts = self._facts
+        return Reply(
+            {
+                "version": self._version,
+                "node_id": facts.node_id,
+                "cluster_id": facts.cluster_id,
+                "started_at": format_time(facts.started_at),
+            }
+        )
+
+    async def stats(self, call: Call) -> Reply:
+        facts = self._facts
+        topics: dict[str, dict[str, int]] = {}
+        for one in facts.replicas():
+            _count(topics, one)
+        return Reply(
+            {
+                "node_id": facts.node_id,
+                "uptime": format_duration(facts.uptime_s()),
+                "topics": len(facts.metadata.state.topics),
+                "total_size_bytes": sum(one["size_bytes"] for one in topics.values()),
+                "topic_stats": topics,
+            }
+        )
+
+    async def metrics(self, call: Call) -> Reply:
+        return Reply(self._exposition.scrape(), content_type=CONTENT_TYPE)
+
+
+def _count(topics: dict[str, dict[str, int]], one: ReplicaStats) -> None:
+    empty = {"partitions": 0, "leading": 0, "messages": 0, "size_bytes": 0}
+    found = topics.setdefault(one.topic, empty)
+    found["partitions"] += 1
+    found["leading"] += one.role == "leader"
+    found["messages"] += max(0, one.high_watermark - one.start_offset)
+    found["size_bytes"] += one.size_bytes
+
+
+def health_routes(health: Health) -> tuple[Route, ...]:
+    verbose = Field("verbose", {"type": "boolean"}, query_flag, "also the single checks")
+    version = {"version": _STRING, "node_id": _INTEGER, "cluster_id": _STRING, "started_at": _TIME}
+    return (
+        Route(
+            method="GET", path="/health", name="health", summary="A sign of life",
+            handler=health.health, answer=schema_object({"status": _STRING, "timestamp": _TIME}),
+        ),
+        Route(
+            method="GET", path="/healthz", name="healthz", summary="Whether the process lives",
+            handler=health.alive, answer=schema_object(_ALIVE),
+        ),
+        Route(
+            method="GET", path="/livez", name="livez", summary="Whether the process lives",
+            handler=health.alive, answer=schema_object(_ALIVE),
+        ),
+        Route(
+            method="GET", path="/readyz", name="readyz", summary="Whether the node takes requests",
+            handler=health.ready, answer=schema_object(_READY), query=(verbose,), errors=(503,),
+        ),
+        Route(
+            method="GET", path="/version", name="version", summary="What runs here",
+            handler=health.version, answer=schema_object(version),
+        ),
+        Route(
+            method="GET", path="/stats", name="stats", summary="What this node holds",
+            handler=health.stats, answer=schema_object(_STATS),
+        ),
+        Route(
+            method="GET", path="/metrics", name="metrics", summary="Figures for Prometheus",
+            handler=health.metrics, answer=_STRING, content_type=CONTENT_TYPE,
+        ),
+    )  # fmt: skip

@@ -1,0 +1,100 @@
+"""The OpenAPI document, made of the route table. (Pure.)"""
+
+from http import HTTPStatus
+from typing import Any
+
+from raftq.node.http.bodies import JSON, MSGPACK
+from raftq.node.http.fields import Field, Schema, Shape, schema_object, schema_of
+from raftq.node.http.routes import Route
+
+OPENAPI_VERSION = "3.0.3"
+ERRORS_COMMON = (400, 413, 429, 500)
+ERRORS_RETRY = (429, 503)
+
+ERROR_SCHEMA = schema_object(
+    {
+        "error": {"type": "string", "description": "a sentence for people"},
+        "code": {"type": "string", "description": "a stable name for programs"},
+        "retriable": {"type": "boolean"},
+        "outcome": {
+            "type": "string",
+            "enum": ["unknown"],
+            "description": "there when the request may have taken effect nevertheless",
+        },
+    },
+    ("error", "code", "retriable"),
+)
+_DESCRIPTION = (
+    "Every path is also served at the root. Durations are strings such as 1h30m or 250ms, times "
+    "are RFC 3339 in UTC. application/msgpack is taken and given everywhere; keys, values and "
+    "header values are binaries in it."
+)
+_PATH_PARAMETERS: dict[str, Schema] = {
+    "topic": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,249}$"},
+    "partition": {"type": "integer", "minimum": 0},
+}
+
+
+def openapi_document(routes: tuple[Route, ...], version: str) -> dict[str, Any]:
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": OPENAPI_VERSION,
+        "info": {"title": "RaftQ", "version": version, "description": _DESCRIPTION},
+        "servers": [{"url": "/v1"}, {"url": "/"}],
+        "paths": paths,
+        "components": {"schemas": {"Error": ERROR_SCHEMA}},
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.summary,
+        "responses": _responses(route),
+    }
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": _PATH_PARAMETERS[name]}
+        for name in route.parameters
+    ]
+    parameters += [_query(one) for one in route.query]
+    if parameters:
+        operation["parameters"] = parameters
+    if route.body is not None:
+        schema = route.body.schema if isinstance(route.body, Shape) else schema_of(route.body)
+        operation["requestBody"] = {"required": True, "content": _content(schema)}
+    return operation
+
+
+def _query(one: Field) -> dict[str, Any]:
+    schema = {**one.schema} if one.default is None else {**one.schema, "default": one.default}
+    parameter = {"name": one.name, "in": "query", "required": one.required, "schema": schema}
+    return {**parameter, "description": one.description} if one.description else parameter
+
+
+def _responses(route: Route) -> dict[str, Any]:
+    if route.content_type:
+        content: dict[str, Any] = {route.content_type.partition(";")[0]: {"schema": route.answer}}
+    else:
+        content = _content(route.answer)
+    phrase = HTTPStatus(route.status).phrase
+    responses: dict[str, Any] = {str(route.status): {"description": phrase, "content": content}}
+    for status in sorted({*ERRORS_COMMON, *route.errors}):
+        responses[str(status)] = _error(status)
+    return responses
+
+
+def _error(status: int) -> dict[str, Any]:
+    response: dict[str, Any] = {
+        "description": HTTPStatus(status).phrase,
+        "content": _content({"$ref": "#/components/schemas/Error"}),
+    }
+    if status in ERRORS_RETRY:
+        wait = {"description": "seconds", "schema": {"type": "integer"}}
+        response["headers"] = {"Retry-After": wait}
+    return response
+
+
+def _content(schema: Schema) -> dict[str, Any]:
+    return {JSON: {"schema": schema}, MSGPACK: {"schema": schema}}

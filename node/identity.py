@@ -1,0 +1,75 @@
+"""What a node remembers of itself in its data directory, and what it can still vouch for. (Shell.)
+
+    {data_dir}/node.json    node_id, cluster_id, boot_id, clean
+
+A killed process loses nothing: what it wrote is in the kernel's page cache. A machine that went
+down may have lost what was not synced. `boot_id` tells the two apart: it changes when the kernel
+starts. A node whose tail may be lost says so when it registers, and counts as in sync only when it
+has caught up again. A directory without the file is one that lost everything.
+
+The file is written after the registration was decided, and not before: a second crash in between
+must not make the node forget what it has to confess.
+"""
+
+import json
+from dataclasses import dataclass
+
+from raftq.client.wire.errors import ConfigError
+from raftq.node.storage.disk import Disk
+
+FORMAT = 1
+FILE_BYTES_MAX = 64 * 1024
+BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Of one node; `boot_id` is "" where the system has none, and then vouches for nothing."""
+
+    node_id: int
+    cluster_id: str
+    boot_id: str
+
+
+def lost_tail(disk: Disk, data_dir: str, identity: Identity) -> bool:
+    """Whether logs in the directory may have lost what was acknowledged."""
+    path = f"{data_dir}/node.json"
+    if not disk.exists(path):
+        return True
+    try:
+        known = json.loads(disk.read_file(path, FILE_BYTES_MAX))
+        if not isinstance(known, dict):
+            raise ValueError("not an object")
+        if known.get("format") != FORMAT:
+            raise ConfigError(f"{path} has format {known.get('format')!r}; this is {FORMAT}")
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    for name in ("node_id", "cluster_id"):
+        if known.get(name) != getattr(identity, name):
+            raise ConfigError(
+                f"{data_dir} belongs to {name} {known.get(name)!r}, not {getattr(identity, name)!r}"
+            )
+    same_boot = bool(identity.boot_id) and known.get("boot_id") == identity.boot_id
+    return not same_boot and known.get("clean") is not True
+
+
+def remember(disk: Disk, data_dir: str, identity: Identity, clean: bool) -> None:
+    """Vouch for everything in the directory, for as long as this kernel runs (or, if `clean`,
+    whatever happens: everything is synced)."""
+    body = {
+        "format": FORMAT,
+        "node_id": identity.node_id,
+        "cluster_id": identity.cluster_id,
+        "boot_id": identity.boot_id,
+        "clean": clean,
+    }
+    disk.write_file_atomic(f"{data_dir}/node.json", json.dumps(body).encode())
+
+
+def boot_id() -> str:
+    """The kernel's name for the time since it started; "" when there is none."""
+    try:
+        with open(BOOT_ID_PATH, encoding="ascii") as file:
+            return file.read(100).strip()
+    except OSError:
+        return ""

@@ -1,0 +1,359 @@
+"""All replicas of a node: opens, leads, follows and closes them as the metadata says. (Shell.)
+
+    metadata change ──> for each partition that changed: open or close the replica, tell it what
+                        was decided, follow its leader
+    time            ──> for each partition that has something open: end requests whose time is
+                        over, propose changes of the in-sync set
+
+Nothing is led or followed before the metadata knows this incarnation of the node: until then
+(`start`) it may still be counted with data that it no longer has.
+
+What is looked at regularly are the partitions that have something open (`touched`), not all of
+them: an idle partition costs nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from raftq.client.tasks import pause
+from raftq.client.wire.errors import (
+    ConfigError,
+    RaftqError,
+    UnknownPartition,
+    UnknownTopic,
+)
+from raftq.cluster.changes import (
+    Change,
+    NodeChanged,
+    PartitionChanged,
+    TopicChanged,
+    TopicDeleted,
+)
+from raftq.cluster.commands import ChangeIsr
+from raftq.cluster.metadata_log import MetadataLog
+from raftq.cluster.state import PartitionState, TopicState
+from raftq.node.config import NodeConfig
+from raftq.node.partition import Partition, Place, known_producers
+from raftq.node.replica import Decided, IsrChange, Replica
+from raftq.node.replication import Following, Net, Spawn
+from raftq.node.storage.config import LogConfig
+from raftq.node.storage.disk import Disk
+from raftq.node.storage.log import Log
+from raftq.node.storage.syncer import Syncer
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[int, int]
+TICK_S = 0.1
+PROPOSALS_MAX = 64
+RETRY_S = 0.2
+REMOVED = "removed"
+
+
+class Partitions:
+    """See the module's docstring. Its tasks belong to whoever passes in `spawn`."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        disk: Disk,
+        metadata: MetadataLog,
+        syncer: Syncer,
+        spawn: Spawn,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.syncer = syncer
+        self.by_name: dict[tuple[str, int], Partition] = {}
+        self.by_id: dict[Key, Partition] = {}
+        self.on_damage: Callable[[Partition, BaseException], None] | None = None
+        self._config = config
+        self._me = config.node_id
+        self._disk = disk
+        self._metadata = metadata
+        self._spawn = spawn
+        self._following: Following
+        self._on_fatal: Callable[[BaseException], None]
+        self._wall_ms: Callable[[], int]
+        self._incarnation = 0
+        self._started = False
+        self._touched: dict[Partition, None] = {}
+        self._tick_timer: asyncio.TimerHandle | None = None
+        self._proposals = asyncio.Semaphore(PROPOSALS_MAX)
+        self._alive: dict[int, int] = {}  # node -> incarnation
+
+    def start(
+        self,
+        net: Net,
+        wall_ms: Callable[[], int],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        """The metadata knows this incarnation: open everything and take up the roles."""
+        self._incarnation = net.incarnation
+        self._wall_ms = wall_ms
+        self._on_fatal = on_fatal
+        self._following = Following(net, self._spawn, on_fatal)
+        self._refresh_alive()
+        self._remove_deleted()
+        self._started = True
+        for topic in list(self._metadata.state.topics.values()):
+            self._look_at_topic(topic)
+        self._metadata.subscribe(self._changed)
+        self._tick_timer = self.loop.call_later(TICK_S, self._tick)
+
+    def stop(self, clean: bool = True) -> None:
+        """Close everything; nothing happens afterwards."""
+        if not self._started:
+            return
+        self._started = False
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+        self._following.stop()
+        for partition in list(self.by_id.values()):
+            partition.close(clean)
+        self.by_id.clear()
+        self.by_name.clear()
+        self._touched.clear()
+
+    # Look-ups
+
+    def of(self, topic: str, number: int) -> Partition:
+        """The replica here; an error that says where to look otherwise."""
+        found = self.by_name.get((topic, number))
+        if found is not None:
+            return found
+        state = self._metadata.state
+        known = state.topics.get(topic)
+        if known is None:
+            raise UnknownTopic(f"no topic {topic!r}")
+        if not 0 <= number < len(known.partitions):
+            raise UnknownPartition(
+                f"topic {topic!r} has partitions 0 to {len(known.partitions) - 1}, not {number}"
+            )
+        raise UnknownPartition(f"node {self._me} holds no copy of {topic}/{number}")
+
+    def find(self, key: Key) -> Partition | None:
+        return self.by_id.get(key)
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(list(self.by_id.values()))
+
+    def incarnation_of(self, node: int) -> int | None:
+        """Of a node that is alive."""
+        return self._alive.get(node)
+
+    # Metadata
+
+    def _refresh_alive(self) -> None:
+        nodes = self._metadata.state.nodes
+        self._alive = {one.node_id: one.incarnation for one in nodes.values() if one.alive}
+
+    def _changed(self, changes: Sequence[Change]) -> None:
+        if not self._started:
+            return
+        try:
+            nodes_changed = any(isinstance(change, NodeChanged) for change in changes)
+            if nodes_changed:
+                self._refresh_alive()
+            for change in changes:
+                self._take(change)
+            if nodes_changed:
+                now = self.loop.time()
+                for partition in self.by_id.values():
+                    if partition.replica.role == "leader" and self._attend(partition, now):
+                        self.touched(partition)
+        except Exception as error:
+            self._on_fatal(error)
+
+    def _take(self, change: Change) -> None:
+        state = self._metadata.state
+        if isinstance(change, TopicDeleted):
+            for key in [key for key in self.by_id if key[0] == change.topic_id]:
+                self._close(key, remove=True)
+        elif isinstance(change, TopicChanged | PartitionChanged):
+            topic = state.topic_by_id(change.topic_id)
+            if topic is None:
+                return
+            if isinstance(change, TopicChanged):
+                self._look_at_topic(topic)
+            else:
+                self._look_at(topic, change.partition)
+
+    def _look_at_topic(self, topic: TopicState) -> None:
+        for number in range(len(topic.partitions)):
+            partition = self.by_id.get((topic.topic_id, number))
+            if partition is not None and partition.config != topic.config:
+                partition.configure(topic.config)
+            self._look_at(topic, number)
+
+    def _look_at(self, topic: TopicState, number: int) -> None:
+        """Make the replica here be what the metadata says."""
+        state = topic.partitions[number]
+        key = (topic.topic_id, number)
+        partition = self.by_id.get(key)
+        if self._me not in state.replicas:
+            if partition is not None:
+                self._close(key, remove=True)
+            return
+        if partition is None:
+            partition = self._open(topic, number)
+        epoch = partition.replica.epoch
+        partition.decide(self._decided(topic, state), self._me)
+        if partition.replica.epoch != epoch:
+            leader = state.leader if state.leader != self._me else None
+            self._following.follow(partition, leader)
+
+    def _decided(self, topic: TopicState, state: PartitionState) -> Decided:
+        return Decided(
+            state.epoch,
+            state.version,
+            state.leader,
+            state.replicas,
+            state.isr,
+            topic.isr_size_min(state),
+            state.target is not None,
+        )
+
+    # Files
+
+    def _directory(self, topic: str, topic_id: int) -> str:
+        return f"{self._config.data_dir}/logs/{topic}-{topic_id:x}"
+
+    def _open(self, topic: TopicState, number: int) -> Partition:
+        directory = f"{self._directory(topic.name, topic.topic_id)}/{number}"
+        if self._disk.exists(f"{directory}/{REMOVED}"):
+            self._disk.remove_directory(directory)
+        self._disk.make_directory(directory)
+        storage = self._config.storage
+        log = Log.open(
+            self._disk,
+            f"{directory}/data",
+            LogConfig(
+                segment_bytes=min(topic.config.segment_bytes, 1 << 30),
+                page_cache_bytes=storage.page_cache_bytes,
+                write_behind_bytes=storage.write_behind_bytes,
+            ),
+            self._wall_ms(),
+        )
+        if log.damaged:
+            logger.error("partition=%s/%d damaged=%s", topic.name, number, log.damaged)
+        producers = known_producers(log, directory)
+        producers.expire(self._wall_ms())
+        replica = Replica(
+            self._me, self._config.replication.lag_ms / 1000, lambda node: node in self._alive
+        )
+        place = Place(topic.name, topic.topic_id, number, directory)
+        partition = Partition(place, log, producers, replica, self)
+        partition.configure(topic.config)
+        self.by_id[topic.topic_id, number] = partition
+        self.by_name[topic.name, number] = partition
+        self.syncer.add(log)
+        return partition
+
+    def _close(self, key: Key, remove: bool) -> None:
+        partition = self.by_id.pop(key)
+        place = partition.place
+        if self.by_name.get((place.topic, place.number)) is partition:
+            del self.by_name[place.topic, place.number]
+        self._touched.pop(partition, None)
+        self._following.follow(partition, None)
+        partition.close(clean=False)
+        if remove:
+            logger.info("partition=%s removed", place)
+            remove_replica(self._disk, place.directory)
+
+    def _remove_deleted(self) -> None:
+        """Remove what belongs to topics that were deleted while this node was down."""
+        state = self._metadata.state
+        logs = f"{self._config.data_dir}/logs"
+        self._disk.make_directory(logs)
+        for name in self._disk.list(logs):
+            topic, _, digits = name.rpartition("-")
+            try:
+                topic_id = int(digits, 16)
+            except ValueError:
+                raise ConfigError(f"{logs}/{name} is no directory of a topic") from None
+            if topic_id >= state.topic_id_next:
+                raise ConfigError(
+                    f"{logs}/{name} belongs to a topic that this cluster has not created yet: "
+                    "the data directory is from another cluster"
+                )
+            known = state.topic_by_id(topic_id)
+            if known is None:
+                logger.info("topic=%s id=%x was deleted", topic, topic_id)
+                self._disk.remove_directory(f"{logs}/{name}")
+                continue
+            for number in self._disk.list(f"{logs}/{name}"):
+                held = number.isdecimal() and int(number) < len(known.partitions)
+                if held and self._me in known.partitions[int(number)].replicas:
+                    continue
+                remove_replica(self._disk, f"{logs}/{name}/{number}")
+
+    # What partitions tell
+
+    def touched(self, partition: Partition) -> None:
+        self._touched[partition] = None
+
+    def reached(self, partition: Partition) -> None:
+        self._following.reached(partition)
+
+    def damaged(self, partition: Partition, error: BaseException) -> None:
+        if self.on_damage is not None:
+            self.on_damage(partition, error)
+
+    def failed(self, partition: Partition, error: BaseException) -> None:
+        """A disk that fails to write or sync cannot be trusted with the rest either."""
+        self._on_fatal(error)
+
+    # Time
+
+    def _tick(self) -> None:
+        if not self._started:
+            return
+        now = self.loop.time()
+        try:
+            for partition in list(self._touched):
+                if not self._attend(partition, now):
+                    del self._touched[partition]
+        except Exception as error:
+            self._on_fatal(error)
+            return
+        self._tick_timer = self.loop.call_later(TICK_S, self._tick)
+
+    def _attend(self, partition: Partition, now: float) -> bool:
+        """Whether there is still something to attend to."""
+        waits = partition.expire(now)
+        replica = partition.replica
+        if replica.role != "leader":
+            return waits
+        end = partition.log.end_offset
+        change = replica.next_change(end, self._alive, now)
+        if change is not None:
+            self._spawn(self._propose(partition, change))
+        return waits or replica.is_behind(end)
+
+    async def _propose(self, partition: Partition, change: IsrChange) -> None:
+        """Propose until it is decided or the epoch is over."""
+        place, replica = partition.place, partition.replica
+        logger.info("partition=%s isr=%s %s", place, change.members, change.reason)
+        command = ChangeIsr(
+            place.topic_id, place.number, self._me, change.epoch, change.version, change.members
+        )
+        async with self._proposals:
+            while self._started:
+                try:
+                    await self._metadata.propose(command)
+                    decided = True
+                except RaftqError as error:
+                    decided = error.outcome == "failed"
+                    logger.info("partition=%s isr change ended: %s", place, error)
+                if not replica.change_ended(change, decided):
+                    break
+                await pause(RETRY_S)
+        self.touched(partition)
+
+
+def remove_replica(disk: Disk, directory: str) -> None:
+    """Remove a replica's files. A crash in between must not leave half a log that looks whole."""
+    disk.write_file_atomic(f"{directory}/{REMOVED}", b"removed")
+    disk.remove_directory(directory)

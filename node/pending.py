@@ -1,0 +1,67 @@
+"""Produce requests that wait until their records have come far enough. (Shell.)
+
+One queue per partition and condition. Requests are released in the order of their ends, which is
+the order in which they came, but for repeated ones: those wait for an end that is already behind
+others, and cannot be released later than these.
+"""
+
+import asyncio
+from collections import deque
+from typing import Any
+
+from raftq.client.wire.errors import RaftqError
+from raftq.client.wire.messages import ProduceReply
+
+
+class _Waiting:
+    __slots__ = ("deadline", "end", "future", "reply")
+
+    def __init__(
+        self, end: int, deadline: float, future: "asyncio.Future[Any]", reply: ProduceReply
+    ) -> None:
+        self.end = end
+        self.deadline = deadline
+        self.future = future
+        self.reply = reply
+
+
+class Pending:
+    """See the module's docstring."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self) -> None:
+        self._queue: deque[_Waiting] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    def add(self, end: int, deadline: float, reply: ProduceReply) -> "asyncio.Future[ProduceReply]":
+        """The answer, once everything below `end` has come far enough."""
+        future: asyncio.Future[ProduceReply] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Waiting(end, deadline, future, reply))
+        return future
+
+    def release(self, end: int) -> None:
+        """Answer those whose records are all below this offset."""
+        queue = self._queue
+        while queue and queue[0].end <= end:
+            waiting = queue.popleft()
+            if not waiting.future.done():
+                waiting.future.set_result(waiting.reply)
+
+    def fail(self, error: RaftqError) -> None:
+        """Nobody here can be answered any more."""
+        for waiting in self._queue:
+            if not waiting.future.done():
+                waiting.future.set_exception(error)
+        self._queue.clear()
+
+    def expire(self, now: float, error: RaftqError) -> None:
+        """End those whose time is over, and forget those whose callers are gone."""
+        queue = self._queue
+        if any(one.deadline <= now or one.future.done() for one in queue):
+            for waiting in queue:
+                if waiting.deadline <= now and not waiting.future.done():
+                    waiting.future.set_exception(error)
+            self._queue = deque(one for one in queue if not one.future.done())

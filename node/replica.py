@@ -1,0 +1,319 @@
+"""One replica's role: who leads, who is in sync, what may be read. (Core.)
+
+    idle ──follow──> follower ──lead──> leader
+      ^─────────────────┴──stand_down──────┘        every change comes from the metadata
+
+A role belongs to an epoch; what belongs to another epoch is refused by whoever calls this core.
+
+Rules of a leader
+- The high watermark is the smallest end over the in-sync set; a member that has not been heard of
+  in this epoch holds it where it is. It moves only while the set has `min_insync` members.
+- A follower that is about to be let in counts from the moment the change is proposed, because it
+  may be elected from the moment the change is decided. One that is to be put out counts until that
+  is decided. So whoever is elected from the set has everything below the high watermark.
+- The set is never proposed smaller than `min_insync`: then the high watermark stands still instead.
+- A follower is put out when it is known to be dead, or has been behind for `lag_s`.
+- It is let in when it has everything readable, and everything that was there when this epoch began.
+
+This core knows ends of logs, not logs. Times are seconds of the caller's clock.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["idle", "follower", "leader"]
+NEVER = float("-inf")
+UNKNOWN = -1
+
+
+class Follower:
+    """What the leader knows of one follower in this epoch."""
+
+    __slots__ = ("caught_up_at", "end_offset", "incarnation", "target_at", "target_end")
+
+    def __init__(self, now: float) -> None:
+        self.end_offset = UNKNOWN
+        self.incarnation = UNKNOWN
+        # When it last had everything the leader had. A new leader gives everyone the time to come.
+        self.caught_up_at = now
+        # It will have caught up as of `target_at` once it has reached `target_end`.
+        self.target_end = UNKNOWN
+        self.target_at = NEVER
+
+
+@dataclass(slots=True)
+class IsrChange:
+    """A new in-sync set to be proposed: (node, incarnation) of each member, sorted by node."""
+
+    epoch: int
+    version: int
+    members: tuple[tuple[int, int], ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What the metadata says of the partition."""
+
+    epoch: int
+    version: int
+    leader: int | None
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    min_insync: int
+    moving: bool = False
+
+
+NOTHING = Decided(-1, -1, None, (), (), 1)
+
+
+class Replica:
+    """See the module's docstring. `incarnation_of` and `is_alive` answer from the metadata."""
+
+    __slots__ = (
+        "_counted",
+        "_is_alive",
+        "_lag_s",
+        "_me",
+        "_proposed",
+        "decided",
+        "epoch_start",
+        "followers",
+        "high_watermark",
+        "own_end",
+        "role",
+    )
+
+    def __init__(self, me: int, lag_s: float, is_alive: Callable[[int], bool]) -> None:
+        self._me = me
+        self._lag_s = lag_s
+        self._is_alive = is_alive
+        self._proposed: IsrChange | None = None
+        self._counted: tuple[Follower, ...] = ()
+        self.role: Role = "idle"
+        self.decided = NOTHING
+        self.followers: dict[int, Follower] = {}
+        self.high_watermark = 0
+        self.own_end = 0
+        self.epoch_start = 0
+
+    @property
+    def epoch(self) -> int:
+        return self.decided.epoch
+
+    def describe(self) -> str:
+        ends = {node: one.end_offset for node, one in self.followers.items()}
+        return (
+            f"{self.role} epoch={self.decided.epoch} version={self.decided.version} "
+            f"isr={self.decided.isr} proposed={self._proposed} hw={self.high_watermark} "
+            f"own_end={self.own_end} ends={ends}"
+        )
+
+    # Roles
+
+    def lead(self, decided: Decided, log_end: int, own_end: int, now: float) -> None:
+        """Begin an epoch as its leader. `own_end` is as durable as the topic asks."""
+        assert decided.leader == self._me, self.describe()
+        assert decided.epoch > self.decided.epoch, self.describe()
+        self.role = "leader"
+        self.decided = decided
+        self.own_end = own_end
+        self.epoch_start = log_end
+        self._proposed = None
+        self.followers = {node: Follower(now) for node in decided.replicas if node != self._me}
+        self._recount()
+
+    def follow(self, decided: Decided) -> None:
+        """Begin an epoch under another leader, or (leader None) without one."""
+        assert decided.leader != self._me, self.describe()
+        assert decided.epoch > self.decided.epoch, self.describe()
+        self.role = "idle" if decided.leader is None else "follower"
+        self.decided = decided
+        self._proposed = None
+        self.followers = {}
+        self._counted = ()
+
+    def update(self, decided: Decided, now: float) -> bool:
+        """The same epoch with another set, or other replicas; whether readers see more now."""
+        assert decided.epoch == self.decided.epoch, self.describe()
+        if self._proposed is not None and decided.version > self._proposed.version:
+            self._proposed = None
+        self.decided = decided
+        if self.role != "leader":
+            return False
+        known = self.followers
+        self.followers = {
+            node: known.get(node) or Follower(now) for node in decided.replicas if node != self._me
+        }
+        self._recount()
+        return self.advance()
+
+    # The leader's facts
+
+    def _recount(self) -> None:
+        """Whose ends count: the set, and who is about to join it."""
+        members = dict.fromkeys(self.decided.isr)
+        if self._proposed is not None:
+            members.update(dict.fromkeys(node for node, _ in self._proposed.members))
+        self._counted = tuple(self.followers[node] for node in members if node in self.followers)
+
+    def appended(self, old_end: int, own_end: int, now: float) -> bool:
+        """The leader's log grew from `old_end`; whether readers see more now."""
+        for follower in self.followers.values():
+            if follower.end_offset == old_end:
+                follower.caught_up_at = now
+        return self.flushed(own_end)
+
+    def flushed(self, own_end: int) -> bool:
+        """The leader's own copy counts up to here now; whether readers see more."""
+        self.own_end = own_end
+        return self.advance()
+
+    def progressed(
+        self, node: int, incarnation: int, end_offset: int, log_end: int, now: float
+    ) -> bool:
+        """A follower's log ends here; whether readers see more now."""
+        follower = self.followers.get(node)
+        if follower is None:
+            return False
+        if follower.incarnation != incarnation:
+            follower.incarnation = incarnation
+            follower.target_end = UNKNOWN
+        follower.end_offset = end_offset
+        if end_offset >= log_end:
+            follower.caught_up_at = now
+        elif follower.target_end != UNKNOWN and end_offset >= follower.target_end:
+            follower.caught_up_at = follower.target_at
+            follower.target_end = UNKNOWN
+        if follower.target_end == UNKNOWN:
+            follower.target_end, follower.target_at = log_end, now
+        return self.advance()
+
+    def advance(self) -> bool:
+        """Move the high watermark as far as the rules allow; whether it moved."""
+        decided = self.decided
+        if len(decided.isr) < decided.min_insync:
+            return False
+        end = self.own_end
+        for follower in self._counted:
+            if follower.end_offset < end:
+                end = follower.end_offset
+        if end <= self.high_watermark:
+            return False
+        self.high_watermark = end
+        return True
+
+    @property
+    def settled(self) -> bool:
+        """Whether a reader can be told where the log ends: all of older epochs is readable."""
+        return self.role == "leader" and self.high_watermark >= self.epoch_start
+
+    def may_accept(self) -> bool:
+        """Whether enough of the set is alive for a write to be acknowledged by all of it."""
+        isr, min_insync = self.decided.isr, self.decided.min_insync
+        if len(isr) < min_insync:
+            return False
+        if min_insync <= 1:
+            return True
+        alive = sum(1 for node in isr if node == self._me or self._is_alive(node))
+        return alive >= min_insync
+
+    # The in-sync set
+
+    def is_behind(self, log_end: int) -> bool:
+        """Whether some replica has not everything, so that time may change the set."""
+        isr = self.decided.isr
+        return len(isr) < len(self.decided.replicas) or any(
+            one.end_offset < log_end for one in self.followers.values()
+        )
+
+    def next_change(
+        self, log_end: int, incarnations: Mapping[int, int], now: float
+    ) -> IsrChange | None:
+        """The change to be proposed now; the caller reports how it ended.
+
+        `incarnations` has every node that is alive.
+        """
+        if self.role != "leader" or self._proposed is not None:
+            return None
+        decided = self.decided
+        members = {self._me: incarnations.get(self._me, 0)}
+        joined, dead, late = [], [], []
+        for node, follower in self.followers.items():
+            alive = incarnations.get(node)
+            if node not in decided.isr:
+                if alive is not None and self._is_ready(follower, alive):
+                    members[node] = alive
+                    joined.append(node)
+            elif alive is None:
+                dead.append(node)
+            elif follower.end_offset < log_end and now - follower.caught_up_at > self._lag_s:
+                late.append(node)
+            else:
+                members[node] = alive
+        floor = min(decided.min_insync, len(decided.replicas))
+        kept = []
+        for node in (*late, *dead):
+            if len(members) >= floor:
+                break
+            members[node] = incarnations.get(node, 0)
+            kept.append(node)
+        if sorted(members) == sorted(decided.isr):
+            return None
+        left = [node for node in (*dead, *late) if node not in kept]
+        change = IsrChange(
+            decided.epoch,
+            decided.version,
+            tuple(sorted(members.items())),
+            f"joined={joined} left={left}",
+        )
+        self._proposed = change
+        self._recount()
+        return change
+
+    def _is_ready(self, follower: Follower, incarnation: int) -> bool:
+        return (
+            follower.incarnation == incarnation
+            and follower.end_offset >= self.high_watermark
+            and follower.end_offset >= self.epoch_start
+        )
+
+    def change_ended(self, change: IsrChange, applied_or_refused: bool) -> bool:
+        """How a proposal ended. While it is not known, those it lets in go on to count.
+
+        Returns whether the same change should be proposed again. What an applied change brings
+        comes through `update`.
+        """
+        if self._proposed is not change:
+            return False
+        if applied_or_refused:
+            self._proposed = None
+            self._recount()
+            return False
+        return True
+
+
+def common_end(
+    leader: list[tuple[int, int]], leader_end: int, follower: list[tuple[int, int]], end: int
+) -> int:
+    """Up to which offset two logs are the same, from their histories of (epoch, start offset).
+
+    An epoch has one leader, which gives out each offset once: where two logs have the same epoch
+    at the same offset they have the same record, and the same records before it. A follower that
+    sends only the latest part of its history gets the start of that part when nothing agrees.
+    """
+    if not follower:
+        return min(end, leader_end)
+    at = min(end, leader_end)
+    ends = {
+        epoch: (leader[place + 1][1] if place + 1 < len(leader) else leader_end)
+        for place, (epoch, _) in enumerate(leader)
+    }
+    for place in range(len(follower) - 1, -1, -1):
+        epoch, start = follower[place]
+        stop = follower[place + 1][1] if place + 1 < len(follower) else end
+        if epoch in ends:
+            return min(stop, ends[epoch], at)
+        at = min(at, start)
+    return at

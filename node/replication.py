@@ -1,0 +1,339 @@
+"""Follower side of replication: one fetcher per leader node. (Shell.)
+
+    wanted ──subscribe──> subscribed ──append──> subscribed
+      ^                       │ truncate, reset: cut the log, want it anew
+      └──a while later────────┴ refuse, damage, full disk
+
+The fetcher holds one connection to its leader and keeps one request open on it, two while something
+new has to be said. A request names what changed here: subscriptions, ends of logs. What arrives is
+appended at once; with fsync `always` the new end is told when it is on disk.
+
+Everything is checked against the epoch that this node knows: what an older leader still hands over
+is dropped.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Protocol
+
+from raftq.client.connection import Connection, Reply
+from raftq.client.wire.errors import CorruptBatch, RaftqError, StorageError
+from raftq.client.wire.node_messages import (
+    EPOCHS_MAX,
+    Progress,
+    Replicate,
+    Replicated,
+    ReplicateReply,
+    Subscription,
+)
+from raftq.node.partition import Partition
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[int, int]
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
+RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
+ITEMS_PER_REQUEST = 500
+GRACE_S = 5.0
+
+
+class Net(Protocol):
+    """How a fetcher reaches its leader."""
+
+    loop: asyncio.AbstractEventLoop
+    node_id: int
+    incarnation: int
+    fetch_bytes_max: int
+    wait_ms: int
+
+    async def connect(self, node_id: int) -> Connection: ...
+
+
+class Fetcher:
+    """Follows every partition that one node leads."""
+
+    def __init__(self, net: Net, leader: int, on_fatal: Callable[[BaseException], None]) -> None:
+        self._net = net
+        self.leader = leader
+        self._on_fatal = on_fatal
+        self._wanted: dict[Key, Partition] = {}  # all of them
+        self._new: dict[Key, Partition] = {}  # to be subscribed to
+        self._reached: dict[Key, Partition] = {}  # whose end is to be told
+        self._left: dict[Key, None] = {}
+        self._subscribed: dict[Key, int] = {}  # -> epoch
+        self._delays: dict[Key, float] = {}
+        self._connection: Connection | None = None
+        self._ended = asyncio.Event()
+        self._stirred = asyncio.Event()
+        self._number = 0
+        self._open = 0
+        self._soon = False
+        self._stopped = False
+
+    @property
+    def idle(self) -> bool:
+        return not self._wanted
+
+    def want(self, partition: Partition) -> None:
+        """Follow it, in its present epoch."""
+        key = _key(partition)
+        self._wanted[key] = partition
+        self._left.pop(key, None)
+        self._delays.pop(key, None)
+        self._renew(key)
+        self._stirred.set()
+
+    def _renew(self, key: Key) -> None:
+        partition = self._wanted.get(key)
+        if partition is not None and not self._stopped:
+            self._subscribed.pop(key, None)
+            self._reached.pop(key, None)
+            self._new[key] = partition
+            self._kick()
+
+    def drop(self, partition: Partition) -> None:
+        """Follow it no longer."""
+        key = _key(partition)
+        if self._wanted.pop(key, None) is not None:
+            self._new.pop(key, None)
+            self._reached.pop(key, None)
+            self._delays.pop(key, None)
+            if self._subscribed.pop(key, None) is not None:
+                self._left[key] = None
+                self._kick()
+
+    def reached(self, partition: Partition) -> None:
+        """Its log ends further on; the leader shall know."""
+        key = _key(partition)
+        if key in self._subscribed:
+            self._reached[key] = partition
+            self._kick()
+
+    # The connection
+
+    async def run(self) -> None:
+        """Keep a connection while there is something to follow, until stopped."""
+        delay = RETRY_S_MIN
+        while not self._stopped:
+            await self._stirred.wait()
+            self._stirred.clear()
+            while self._wanted and not self._stopped:
+                try:
+                    self._connection = await self._net.connect(self.leader)
+                except RaftqError as error:
+                    logger.info("leader=%d cannot be reached: %s", self.leader, error)
+                    await self._rest(delay)
+                    delay = min(delay * 2, RETRY_S_MAX)
+                    continue
+                delay = RETRY_S_MIN
+                await self._converse()
+                await self._rest(RETRY_S_MIN)
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait, but not longer than until something new is wanted."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stirred.wait()
+        except TimeoutError:
+            return
+        self._stirred.clear()
+
+    async def _converse(self) -> None:
+        self._ended.clear()
+        self._number = self._open = 0
+        self._left.clear()
+        self._reached.clear()
+        self._subscribed.clear()
+        self._new = dict(self._wanted)
+        self._send()
+        await self._ended.wait()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wanted.clear()
+        self._end(None)
+        self._stirred.set()
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is not None and not self._ended.is_set():
+            logger.info("leader=%d conversation ended: %s", self.leader, error)
+        self._ended.set()
+
+    # Requests
+
+    def _kick(self) -> None:
+        """Say what is new soon, together with whatever else comes up now."""
+        if not self._soon and self._open < 2 and self._connection is not None:
+            self._soon = True
+            self._net.loop.call_soon(self._send_news)
+
+    def _send_news(self) -> None:
+        self._soon = False
+        if self._open < 2 and (self._new or self._reached or self._left):
+            self._send()
+
+    def _send(self) -> None:
+        connection, net = self._connection, self._net
+        if connection is None or self._ended.is_set():
+            return
+        request = Replicate(
+            net.node_id,
+            net.incarnation,
+            self._number,
+            tuple(self._subscriptions()),
+            tuple(self._progress()),
+            tuple(part for key in self._left for part in key),
+            net.fetch_bytes_max,
+            net.wait_ms,
+        )
+        self._left.clear()
+        try:
+            future = connection.submit(request, (), net.wait_ms / 1000 + GRACE_S)
+        except RaftqError as error:
+            self._end(error)
+            return
+        self._number += 1
+        self._open += 1
+        future.add_done_callback(partial(self._replied, connection))
+
+    def _subscriptions(self) -> list[Subscription]:
+        found = []
+        for key, partition in list(self._new.items())[:ITEMS_PER_REQUEST]:
+            del self._new[key]
+            log, epoch = partition.log, partition.replica.epoch
+            pairs = log.epoch_pairs(EPOCHS_MAX)
+            self._subscribed[key] = epoch
+            if partition.own_end < log.end_offset:
+                log.sync()  # a subscription is also a word about how much is safe here
+            found.append(
+                Subscription(
+                    *key,
+                    epoch,
+                    log.start_offset,
+                    log.end_offset,
+                    tuple(number for pair in pairs for number in pair),
+                )
+            )
+        return found
+
+    def _progress(self) -> list[Progress]:
+        found = []
+        for key, partition in list(self._reached.items())[:ITEMS_PER_REQUEST]:
+            del self._reached[key]
+            found.append(Progress(*key, self._subscribed[key], partition.own_end))
+        return found
+
+    # Replies
+
+    def _replied(
+        self, connection: Connection, future: "asyncio.Future[Reply[ReplicateReply]]"
+    ) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if self._connection is None or connection is not self._connection:
+            return
+        if error is not None:
+            self._end(error)
+            return
+        reply = future.result()
+        self._open -= 1
+        try:
+            for item in reply.message.partitions:
+                self._take(item, reply.raw)
+        except Exception as broken:
+            self._on_fatal(broken)
+            return
+        if self._open == 0 or (self._open < 2 and (self._new or self._reached)):
+            self._send()
+
+    def _take(self, item: Replicated, raw: memoryview) -> None:
+        key = (item.topic_id, item.partition)
+        partition = self._wanted.get(key)
+        if partition is None or key not in self._subscribed:
+            return
+        if item.verb == "refuse":
+            self._postpone(key, item.error)
+            return
+        replica = partition.replica
+        if item.epoch != replica.epoch or replica.role != "follower":
+            return
+        try:
+            if item.verb == "append":
+                partition.take(raw[item.start : item.start + item.length], item.high_watermark)
+            else:
+                if item.verb == "truncate":
+                    partition.cut(item.offset)
+                else:
+                    partition.restart_at(item.offset)
+                self._renew(key)
+        except CorruptBatch as error:
+            self._postpone(key, str(error))
+        except StorageError as error:
+            # A log that cannot be written any more was reported by the partition itself.
+            self._postpone(key, str(error))
+
+    def _postpone(self, key: Key, reason: str) -> None:
+        """Subscribe again after a while that grows with every failure."""
+        partition = self._wanted[key]
+        delay = self._delays.get(key, RETRY_S_MIN)
+        self._delays[key] = min(delay * 2, RETRY_S_MAX)
+        logger.info(
+            "partition=%s leader=%d again in=%.2fs reason=%s",
+            partition.place, self.leader, delay, reason,
+        )  # fmt: skip
+        self._subscribed.pop(key, None)
+        self._reached.pop(key, None)
+        self._net.loop.call_later(delay, self._renew_if, key, partition.replica.epoch)
+
+    def _renew_if(self, key: Key, epoch: int) -> None:
+        partition = self._wanted.get(key)
+        if partition is not None and partition.replica.epoch == epoch and key not in self._new:
+            self._renew(key)
+
+
+def _key(partition: Partition) -> Key:
+    return partition.place.topic_id, partition.place.number
+
+
+class Following:
+    """All fetchers of a node; their tasks belong to whoever passes in `spawn`."""
+
+    def __init__(self, net: Net, spawn: Spawn, on_fatal: Callable[[BaseException], None]) -> None:
+        self._net = net
+        self._spawn = spawn
+        self._on_fatal = on_fatal
+        self._fetchers: dict[int, Fetcher] = {}
+        self._by_partition: dict[Key, Fetcher] = {}
+
+    def follow(self, partition: Partition, leader: int | None) -> None:
+        """Follow this leader in the partition's present epoch, and no other; None: nobody."""
+        key = _key(partition)
+        before = self._by_partition.pop(key, None)
+        if before is not None and before.leader != leader:
+            before.drop(partition)
+        if leader is None:
+            return
+        fetcher = self._fetchers.get(leader)
+        if fetcher is None:
+            fetcher = self._fetchers[leader] = Fetcher(self._net, leader, self._on_fatal)
+            self._spawn(fetcher.run())
+        self._by_partition[key] = fetcher
+        fetcher.want(partition)
+
+    def reached(self, partition: Partition) -> None:
+        fetcher = self._by_partition.get(_key(partition))
+        if fetcher is not None:
+            fetcher.reached(partition)
+
+    def stop(self) -> None:
+        for fetcher in self._fetchers.values():
+            fetcher.stop()
+
+    def describe(self) -> dict[str, Any]:
+        return {str(leader): len(one._wanted) for leader, one in self._fetchers.items()}

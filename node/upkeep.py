@@ -1,0 +1,187 @@
+"""What a node does for its logs in the background: retention, scrubbing, repair. (Shell.)
+
+Every second a little: some partitions are looked at for retention, some bytes of sealed segments
+are verified. Damage, found so or by a reader, is repaired with the bytes of another replica; until
+that succeeds the damaged range stays unreadable here and everything around it is served.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from raftq.client.connection import Connection
+from raftq.client.wire.batch import Buffer
+from raftq.client.wire.errors import CorruptBatch, RaftqError, StorageFailed, UnknownPartition
+from raftq.client.wire.node_messages import ReadReplica, ReadReplicaReply
+from raftq.node.partition import Partition
+from raftq.node.partitions import Partitions
+from raftq.node.replication import Net, Spawn
+from raftq.node.storage.header import DamagedRange
+from raftq.node.walk import below, end_of_batches
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 1.0
+RETENTION_S = 30.0
+"""Each partition is looked at this often."""
+EXPIRE_S = 3600.0
+REPAIR_READ_BYTES = 1024 * 1024
+REPAIR_BYTES_MAX = 128 * 1024 * 1024
+REPAIR_AGAIN_S = 30.0
+
+
+class Upkeep:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        net: Net,
+        wall_ms: Callable[[], int],
+        spawn: Spawn,
+        scrub_bytes_s: int,
+    ) -> None:
+        self._partitions = partitions
+        self._net = net
+        self._wall_ms = wall_ms
+        self._spawn = spawn
+        self._scrub_bytes_s = scrub_bytes_s
+        self._turn = 0
+        self._expired_at = net.loop.time()
+        self._repairing: dict[Partition, None] = {}
+        self._tried: dict[Partition, float] = {}
+        self._stopped = False
+        self.repaired = 0
+        partitions.on_damage = self._damaged
+
+    def start(self) -> None:
+        self._net.loop.call_later(TICK_S, self._tick)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def _tick(self) -> None:
+        if self._stopped:
+            return
+        partitions = list(self._partitions)
+        if partitions:
+            share = max(1, round(len(partitions) * TICK_S / RETENTION_S))
+            for _ in range(min(share, len(partitions))):
+                self._turn = (self._turn + 1) % len(partitions)
+                self._tend(partitions[self._turn])
+            if self._scrub_bytes_s:
+                self._scrub(partitions[self._turn])
+            if self._net.loop.time() - self._expired_at > EXPIRE_S:
+                self._expired_at = self._net.loop.time()
+                for partition in partitions:
+                    partition.producers.expire(self._wall_ms())
+        self._net.loop.call_later(TICK_S, self._tick)
+
+    def _tend(self, partition: Partition) -> None:
+        """Retention, of what every reader may already have seen."""
+        config = partition.config
+        if partition.closed or partition.log.failure is not None:
+            return
+        try:
+            freed = partition.log.retain(
+                self._wall_ms(),
+                config.retention_ms,
+                config.retention_bytes,
+                partition.replica.high_watermark,
+            )
+        except StorageFailed as error:
+            self._partitions.failed(partition, error)
+            return
+        if freed:
+            logger.info(
+                "partition=%s retention freed=%d start_offset=%d",
+                partition.place, freed, partition.log.start_offset,
+            )  # fmt: skip
+        if partition.log.damaged:
+            self._damaged(partition, None)
+
+    def _scrub(self, partition: Partition) -> None:
+        if partition.closed or partition.log.failure is not None:
+            return
+        step = partition.log.scrub(int(self._scrub_bytes_s * TICK_S))
+        if step.damaged:
+            logger.error("partition=%s damaged=%s", partition.place, step.damaged)
+            self._damaged(partition, None)
+
+    # Repair
+
+    def _damaged(self, partition: Partition, error: BaseException | None) -> None:
+        """Some damage is known; look for good bytes, but not all the time."""
+        now = self._net.loop.time()
+        if partition in self._repairing or self._stopped:
+            return
+        if now - self._tried.get(partition, float("-inf")) < REPAIR_AGAIN_S:
+            return
+        self._tried[partition] = now
+        self._repairing[partition] = None
+        self._spawn(self._repair(partition))
+
+    async def _repair(self, partition: Partition) -> None:
+        try:
+            for damage in list(partition.log.damaged):
+                for node in partition.replica.decided.replicas:
+                    if node != self._net.node_id and await self._copy(partition, damage, node):
+                        break
+        finally:
+            del self._repairing[partition]
+
+    async def _copy(self, partition: Partition, damage: DamagedRange, node: int) -> bool:
+        """Whether the damage is gone, with the help of this node."""
+        place = partition.place
+        try:
+            connection = await self._net.connect(node)
+            try:
+                good = await self._read(connection, partition, damage)
+            finally:
+                await connection.close()
+            if partition.closed:
+                return True
+            partition.log.repair(damage.start, good)
+        except RaftqError as error:
+            logger.warning(
+                "partition=%s damage=[%d,%d) node=%d cannot help: %s",
+                place, damage.start, damage.end, node, error,
+            )  # fmt: skip
+            return False
+        self.repaired += 1
+        logger.warning(
+            "partition=%s repaired=[%d,%d) from node=%d", place, damage.start, damage.end, node
+        )
+        return True
+
+    async def _read(
+        self, connection: Connection, partition: Partition, damage: DamagedRange
+    ) -> Buffer:
+        place = partition.place
+        parts: list[bytes] = []
+        size = 0
+        need = damage.end_position - damage.position
+        offset = damage.start
+        while size < need:
+            if need > REPAIR_BYTES_MAX:
+                raise CorruptBatch(f"{need} damaged bytes are more than can be repaired at once")
+            reply = await connection.request(
+                ReadReplica(place.topic_id, place.number, offset, REPAIR_READ_BYTES)
+            )
+            data = below(reply.raw, damage.end)
+            if not len(data):
+                break
+            parts.append(bytes(data))
+            size += len(data)
+            offset = end_of_batches(data)
+        return b"".join(parts)
+
+    def read_replica(
+        self, message: ReadReplica, raw: memoryview, session: Any
+    ) -> tuple[ReadReplicaReply, list[Buffer]]:
+        """The handler of the other side."""
+        partition = self._partitions.find((message.topic_id, message.partition))
+        if partition is None:
+            raise UnknownPartition(f"no copy of {message.topic_id:x}/{message.partition} here")
+        data = partition.log.read(message.offset, min(message.bytes_max, REPAIR_READ_BYTES))
+        return ReadReplicaReply(), [data] if data else []

@@ -1,0 +1,154 @@
+"""What must hold in a simulated cluster at every moment, and on its disks in the end.
+
+Invariants (cheap, draw no random numbers, between two turns of the loop)
+- One leader per epoch: no two nodes ever lead a partition in the same epoch.
+- The high watermark of a leader never goes back within its epoch.
+- What is below the high watermark of the leader that the metadata names is in the log of every
+  member of the in-sync set, byte by byte: any of them may be elected next.
+- A record that was acknowledged by all is, when its producer hears of it, in the logs of at least
+  `min_insync` replicas (those that lost their disk since excepted).
+
+In the end (`check_replicas`) all replicas of a partition hold the same bytes.
+"""
+
+from collections.abc import Iterator
+
+from history import Send
+from simcluster import SimCluster, SimNode
+
+from raftq.node.partition import Partition
+
+_CONTENT_EVERY = 40
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+class Invariants:
+    """Call `check` after turns of the loop; `acknowledged` when a producer gets an answer."""
+
+    def __init__(self, cluster: SimCluster, every: int = 25) -> None:
+        self._cluster = cluster
+        self._every = every
+        self._countdown = every
+        self._checks = 0
+        self._leaders: dict[tuple[str, int, int], tuple[int, int]] = {}
+        self._watermarks: dict[tuple[str, int, int], int] = {}
+
+    def after_turn(self) -> None:
+        self._countdown -= 1
+        if not self._countdown:
+            self._countdown = self._every
+            self.check()
+
+    def check(self) -> None:
+        self._checks += 1
+        for node in self._cluster.nodes.values():
+            if node.node is None or not node.up:
+                continue
+            for partition in node.node.partitions:
+                if partition.replica.role == "leader":
+                    self._check_leader(node, partition)
+
+    def _check_leader(self, node: SimNode, partition: Partition) -> None:
+        place, replica = partition.place, partition.replica
+        key = (place.topic, place.number, replica.epoch)
+        assert node.node is not None
+        who = (node.node_id, node.node.incarnation)
+        if self._leaders.setdefault(key, who) != who:
+            raise Broken(f"{key} is led by {self._leaders[key]} and by {who}")
+        if replica.high_watermark < self._watermarks.get(key, 0):
+            raise Broken(
+                f"{key}: the high watermark went from {self._watermarks[key]} to "
+                f"{replica.high_watermark}"
+            )
+        self._watermarks[key] = replica.high_watermark
+        state = self._cluster.consensus.state.partition(place.topic, place.number)
+        if state is None or state.epoch != replica.epoch:
+            return
+        for member in state.isr:
+            self._check_member(partition, self._cluster.nodes[member])
+
+    def _check_member(self, leader: Partition, node: SimNode) -> None:
+        """That a member of the in-sync set has everything readable."""
+        place, high_watermark = leader.place, leader.replica.high_watermark
+        name = (place.topic, place.number)
+        if node.tainted:
+            return  # the metadata does not know yet that it lost data
+        copy = None if node.node is None else node.node.partitions.by_name.get(name)
+        end = node.ends.get(name, 0) if copy is None else copy.log.end_offset
+        if copy is None and not node.ends:
+            return
+        if end < high_watermark:
+            raise Broken(
+                f"{place}: {high_watermark} is readable in epoch {leader.replica.epoch}, but "
+                f"{node.machine.name} is in sync and ends at {end}"
+            )
+        if copy is not None and copy is not leader and self._checks % _CONTENT_EVERY == 0:
+            _compare(leader, copy, high_watermark, node)
+
+    def acknowledged(self, send: Send) -> None:
+        """A producer has just been told that all have this record."""
+        assert send.offset is not None
+        nodes = self._cluster.nodes.values()
+        state = self._cluster.consensus.state
+        topic = state.topics.get(send.partition[0])
+        if topic is None:
+            return
+        holders = lost = 0
+        for node in nodes:
+            if node.tainted:
+                lost += 1
+            elif node.node is None:
+                holders += node.ends.get(send.partition, 0) > send.offset
+            else:
+                copy = node.node.partitions.by_name.get(send.partition)
+                if copy is None:
+                    holders += node.ends.get(send.partition, 0) > send.offset
+                else:
+                    holders += _holds(copy, send)
+        if holders + lost < topic.config.min_insync:
+            raise Broken(f"{send}: only {holders} replicas have it\n{self._cluster.describe()}")
+
+
+def _holds(copy: Partition, send: Send) -> bool:
+    assert send.offset is not None
+    log = copy.log
+    if not log.start_offset <= send.offset < log.end_offset:
+        return False
+    batch = log.batch_at(send.offset)
+    return batch.values()[list(batch.offsets()).index(send.offset)] == send.value
+
+
+def _bytes_below(partition: Partition, end: int) -> Iterator[tuple[int, bytes]]:
+    for batch in partition.log.batches(partition.log.start_offset, end):
+        if batch.base_offset < end:
+            yield batch.base_offset, bytes(batch.buffer[batch.position :][: batch.length])
+
+
+def _compare(one: Partition, other: Partition, end: int, node: SimNode) -> None:
+    first, second = dict(_bytes_below(one, end)), dict(_bytes_below(other, end))
+    start = max(one.log.start_offset, other.log.start_offset)
+    for offset in sorted({*first, *second}):
+        if offset >= start and first.get(offset) != second.get(offset):
+            raise Broken(
+                f"{one.place}: the batch at {offset} is another on {node.machine.name}, and "
+                f"everything below {end} is readable"
+            )
+
+
+def check_replicas(cluster: SimCluster) -> None:
+    """After everything has healed: all copies of a partition are the same, to the last byte."""
+    for topic, number, state in cluster.consensus.state.all_partitions():
+        copies: dict[str, list[tuple[int, bytes]]] = {}
+        for replica in state.replicas:
+            node = cluster.nodes[replica].node
+            assert node is not None, f"node {replica} is down"
+            partition = node.partitions.of(topic.name, number)
+            end = partition.log.end_offset
+            copies[f"node-{replica} up to {end}"] = list(_bytes_below(partition, end))
+        first = next(iter(copies.values()))
+        if any(copy != first for copy in copies.values()):
+            ends = {name: len(copy) for name, copy in copies.items()}
+            raise Broken(f"{topic.name}/{number}: replicas differ: {ends}")

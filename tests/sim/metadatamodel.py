@@ -1,0 +1,259 @@
+"""Random commands for the cluster's metadata, and what must hold after each of them.
+
+`random_command` is biased towards commands that make sense in the present state, so that runs get
+deep into elections and moves; a part of them is off by one in every field that fences.
+"""
+
+from random import Random
+
+from raftq.client.wire.errors import RaftqError
+from raftq.cluster.commands import (
+    AddPartitions,
+    AllocateProducerIds,
+    AlterTopic,
+    ChangeIsr,
+    Command,
+    CreateTopic,
+    DeleteTopic,
+    ElectPreferred,
+    FenceNode,
+    InitNamedProducer,
+    MoveReplicas,
+    RegisterNode,
+    RemoveNode,
+    SetDraining,
+    decode_command,
+    encode_command,
+)
+from raftq.cluster.metadata import Change, PartitionChanged, TopicChanged, apply, dump, load
+from raftq.cluster.state import ClusterState, PartitionState
+
+NODES = (1, 2, 3, 4, 5)
+TOPICS = ("a", "b", "c")
+
+
+def register(node_id: int, incarnation: int = 1, *, lost_tail: bool = False) -> RegisterNode:
+    host = f"host{node_id}"
+    return RegisterNode(node_id, host, 7070, 8080, f"{host}:7000", "", incarnation, lost_tail)
+
+
+def _node_command(state: ClusterState, rng: Random) -> Command:
+    node_id = rng.choice(NODES)
+    node = state.nodes.get(node_id)
+    incarnation = node.incarnation if node is not None else 1
+    what = rng.randrange(10)
+    if what < 3:
+        return register(node_id, incarnation + rng.randrange(2), lost_tail=rng.randrange(3) == 0)
+    if what < 7:
+        return FenceNode(node_id, incarnation + (rng.randrange(6) == 0))
+    if what < 9:
+        return SetDraining(node_id, rng.random() < 0.5, rng.random() < 0.3, rng.random() < 0.5)
+    return RemoveNode(node_id)
+
+
+def _topic_command(state: ClusterState, rng: Random) -> Command:
+    name = rng.choice(TOPICS)
+    what = rng.randrange(10)
+    if what < 4:
+        replication = rng.randrange(5)
+        config = {"min_insync": rng.randrange(1, 3)} if rng.random() < 0.5 else {}
+        return CreateTopic(name, rng.randrange(6), replication, config)
+    if what < 6:
+        return AlterTopic(name, {"min_insync": rng.choice([None, 1, 2, 3])})
+    if what < 9:
+        return AddPartitions(name, rng.randrange(12))
+    return DeleteTopic(name)
+
+
+def _isr_command(state: ClusterState, rng: Random) -> Command:
+    found = list(state.all_partitions())
+    if not found:
+        return _topic_command(state, rng)
+    topic, number, one = rng.choice(found)
+    members = list(one.isr)
+    what = rng.randrange(4)
+    outside = [node for node in one.replicas if node not in members]
+    if what < 3 and outside:
+        members.append(rng.choice(outside))
+    elif len(members) > 1:
+        members.remove(rng.choice(members))
+    pairs = tuple((node, state.nodes[node].incarnation) for node in members)
+    off = rng.randrange(12)
+    return ChangeIsr(
+        topic.topic_id,
+        number + (off == 0),
+        one.leader if one.leader is not None else 1,
+        one.epoch + (off == 1),
+        one.version + (off == 2),
+        pairs,
+    )
+
+
+def _move_command(state: ClusterState, rng: Random) -> Command:
+    found = list(state.all_partitions())
+    if not found:
+        return _topic_command(state, rng)
+    if rng.random() < 0.3:
+        chosen = rng.sample(found, min(3, len(found)))
+        return ElectPreferred(tuple((topic.topic_id, number) for topic, number, _ in chosen))
+    topic, number, one = rng.choice(found)
+    nodes = rng.sample(NODES, rng.randrange(1, 4))
+    if rng.random() < 0.3:
+        nodes = list(one.replicas)
+    return MoveReplicas(topic.name, number, tuple(nodes))
+
+
+def _producer_command(state: ClusterState, rng: Random) -> Command:
+    if rng.random() < 0.5:
+        return AllocateProducerIds(1, rng.randrange(1, 2000))
+    return InitNamedProducer(rng.choice("xyz"))
+
+
+def random_command(state: ClusterState, rng: Random) -> Command:
+    makers = [_node_command] * 4 + [_topic_command] * 2 + [_isr_command] * 6
+    makers += [_move_command] * 3 + [_producer_command]
+    return rng.choice(makers)(state, rng)
+
+
+class Model:
+    """A state with a memory: applies commands and checks each against what was before."""
+
+    def __init__(self) -> None:
+        self.state = ClusterState("model")
+        self.index = 0
+        self.refused = 0
+        self.topic_ids: set[int] = set()
+        self.producer_ids: list[tuple[int, int]] = []
+
+    def apply(self, command: Command) -> object:
+        """The result; raises the RaftqError of a refusal after checking that nothing changed."""
+        before = _copied(self.state)
+        packed = dump(self.state)
+        self.index += 1
+        try:
+            result, changes = apply(self.state, decode_command(encode_command(command)), self.index)
+        except RaftqError:
+            self.refused += 1
+            assert dump(self.state) == packed, f"refused, yet changed by {command}"
+            raise
+        self._check_state()
+        self._check_steps(before, command, changes)
+        self._check_ids(command, result, before)
+        return result
+
+    def _check_state(self) -> None:
+        state = self.state
+        for topic, _, one in state.all_partitions():
+            assert one.isr, one
+            assert len(set(one.replicas)) == len(one.replicas), one
+            assert all(node in one.replicas for node in one.isr), one
+            assert all(node in state.nodes for node in one.replicas), one
+            if one.leader is None:
+                assert not any(state.nodes[node].alive for node in one.isr), one
+            else:
+                assert one.leader in one.isr, one
+                assert state.nodes[one.leader].alive, one
+            if one.target is not None:
+                assert all(node in one.replicas for node in one.target), one
+                assert len(one.target) >= topic.config.min_insync, one
+        assert state.partition_count == sum(len(one.partitions) for one in state.topics.values())
+        assert {one.topic_id: one.name for one in state.topics.values()} == state.topic_names
+        assert load(dump(state)) == state
+
+    def _check_steps(self, before: ClusterState, command: Command, changes: list[Change]) -> None:
+        said = {(c.topic_id, c.partition) for c in changes if isinstance(c, PartitionChanged)}
+        whole = {c.topic_id for c in changes if isinstance(c, TopicChanged)}
+        for topic, number, new in self.state.all_partitions():
+            old_topic = before.topic_by_id(topic.topic_id)
+            if old_topic is None or number >= len(old_topic.partitions):
+                assert topic.topic_id in whole
+                assert (new.epoch, new.version) == (1, 1)
+                continue
+            old = old_topic.partitions[number]
+            if old == new:
+                assert (topic.topic_id, number) not in said
+                continue
+            assert (topic.topic_id, number) in said
+            assert new.version == old.version + 1
+            assert new.epoch == old.epoch + (old.leader != new.leader or old.epoch != new.epoch)
+            least = topic.isr_size_min(new)
+            self._check_isr(command, old, new, least)
+            self._check_move(command, old, new)
+            self._check_restart(before, command, old, new)
+
+    def _check_isr(
+        self, command: Command, old: PartitionState, new: PartitionState, least: int
+    ) -> None:
+        lost = [node for node in old.isr if node not in new.isr]
+        if isinstance(command, ChangeIsr) and lost:
+            assert len(new.isr) >= min(least, len(new.replicas)), (old, new)
+        if not isinstance(command, ChangeIsr | MoveReplicas) and lost and old.target is None:
+            assert isinstance(command, RegisterNode), (command, old, new)
+            assert command.lost_tail
+            assert lost == [command.node_id]
+            assert new.isr
+
+    def _check_move(self, command: Command, old: PartitionState, new: PartitionState) -> None:
+        if old.target is not None and new.target is None:
+            wanted = command.replicas if isinstance(command, MoveReplicas) else old.target
+            assert new.replicas == new.isr == wanted, (command, old, new)
+
+    def _check_restart(
+        self, before: ClusterState, command: Command, old: PartitionState, new: PartitionState
+    ) -> None:
+        if not isinstance(command, RegisterNode):
+            return
+        known = before.nodes.get(command.node_id)
+        if known is None or known.incarnation == command.incarnation:
+            return
+        if old.leader == command.node_id:
+            assert new.epoch == old.epoch + 1
+        if command.lost_tail and len(old.isr) > 1:
+            assert command.node_id not in new.isr
+
+    def _check_ids(self, command: Command, result: object, before: ClusterState) -> None:
+        if isinstance(command, CreateTopic):
+            assert isinstance(result, dict)
+            assert result["topic_id"] not in self.topic_ids
+            self.topic_ids.add(result["topic_id"])
+        if isinstance(command, AllocateProducerIds):
+            assert isinstance(result, int)
+            self._take(result, command.count)
+        if isinstance(command, InitNamedProducer):
+            assert isinstance(result, list)
+            known = before.producers.get(command.name)
+            if known is None:
+                self._take(result[0], 1)
+            else:
+                assert result == [known[0], known[1] + 1]
+
+    def _take(self, first: int, count: int) -> None:
+        for other, length in self.producer_ids:
+            assert first + count <= other or other + length <= first, "producer ids overlap"
+        self.producer_ids.append((first, count))
+
+
+def _copied(state: ClusterState) -> ClusterState:
+    """Entries are never mutated, so the dicts are all there is to copy."""
+    return ClusterState(
+        state.cluster_id,
+        dict(state.nodes),
+        dict(state.topics),
+        dict(state.topic_names),
+        producers=dict(state.producers),
+    )
+
+
+def run(seed: int, steps: int) -> Model:
+    """A whole random life of a cluster."""
+    rng = Random(seed)
+    model = Model()
+    for node_id in NODES[: rng.randrange(1, 6)]:
+        model.apply(register(node_id))
+    for _ in range(steps):
+        command = random_command(model.state, rng)
+        try:
+            model.apply(command)
+        except RaftqError:
+            continue
+    return model

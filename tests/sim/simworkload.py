@@ -1,0 +1,163 @@
+"""Clients of the simulated cluster: real producers and consumers, and what they were told.
+
+Every producer is a process on a machine of its own, sends records with values of their own to
+random partitions at random times, and notes how each of them ended. Consumers follow all partitions
+from the beginning while faults happen. In the end a fresh consumer reads everything.
+"""
+
+import asyncio
+from random import Random
+from typing import Any, Literal
+
+from clusterchecks import Invariants
+from history import Log, Partition, Read, Send
+from simcluster import WALL_MS, SimCluster
+
+from raftq.client.consumer import Consumer
+from raftq.client.producer import Producer
+from raftq.client.wire.errors import RaftqError
+
+Acks = Literal["none", "leader", "all"]
+
+
+class Workload:
+    """The clients of one simulation."""
+
+    def __init__(self, cluster: SimCluster, invariants: Invariants) -> None:
+        self._cluster = cluster
+        self._invariants = invariants
+        self._loop = cluster.loop
+        self._plan = cluster.plan
+        self.rng = Random(f"workload {cluster.plan.seed}")
+        self.partitions: list[Partition] = [
+            (topic.name, number)
+            for topic in self._plan.topics
+            for number in range(topic.partitions)
+        ]
+        self.positions: dict[tuple[str, Partition], int] = {}
+        self.producing: list[asyncio.Task[None]] = []
+        self._readers: list[str] = []
+        # A short time: some sends end before the cluster has healed.
+        self._delivery_ms = self.rng.choice((2_000, 100_000))
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        rng = Random(f"{name} {self._plan.seed}")
+        return {
+            "name": name,
+            "connect_ms": 1_000,
+            "request_ms": 3_000,
+            "rng": rng,
+            "wall_ms": lambda: WALL_MS + int(self._loop.time() * 1000),
+        }
+
+    def start(self) -> None:
+        for at in range(self._plan.producers):
+            # Those that ask for less get less: their records count as sent, not as kept.
+            acks: Acks = "leader" if at == 2 else "all"
+            name = f"producer-{at}"
+            process = self._cluster.client(name)
+            self.producing.append(process.spawn(self._produce(name, acks)))
+        for at in range(2):
+            name = f"consumer-{at}"
+            self._readers.append(name)
+            self._cluster.client(name).spawn(self._consume(name))
+
+    # Producers.
+
+    async def _produce(self, name: str, acks: Acks) -> None:
+        rng = Random(f"{name} {self._plan.seed} sends")
+        producer = Producer(
+            self._plan.bootstrap,
+            **self._settings(name),
+            acks=acks,
+            linger_ms=rng.choice((0, 5, 50)),
+            delivery_timeout_ms=self._delivery_ms,
+            max_block_ms=100_000,
+            bootstrap_ms=100_000,
+            stall_ms=500,
+        )
+        pause_s = self._plan.faults_s / self._plan.records
+        async with producer, asyncio.TaskGroup() as group:
+            for number in range(self._plan.records):
+                partition = rng.choice(self.partitions)
+                value = f"{name} {number} {'x' * rng.choice((0, 10, 300))}".encode()
+                send = self._cluster.history.send(name, partition, value, acks, self._loop.time())
+                try:
+                    delivery = await producer.send(partition[0], value, partition=partition[1])
+                except RaftqError as error:
+                    self._failed(send, error)
+                    continue
+                group.create_task(self._settle(send, delivery))
+                if rng.random() < 0.7:
+                    await asyncio.sleep(rng.uniform(0, 2 * pause_s))
+
+    async def _settle(self, send: Send, delivery: Any) -> None:
+        try:
+            appended = await delivery
+        except RaftqError as error:
+            self._failed(send, error)
+            return
+        self._cluster.history.ok(send, appended.offset, self._loop.time())
+        self._loop.trace(f"ok {send.value!r} {appended.offset}")
+        if send.acks == "all":
+            self._invariants.acknowledged(send)
+
+    def _failed(self, send: Send, error: RaftqError) -> None:
+        self._loop.trace(f"{error.outcome} {send.value!r} {error.code}")
+        self._cluster.history.failed(send, error.outcome, repr(error), self._loop.time())
+
+    # Consumers.
+
+    async def _consume(self, name: str) -> None:
+        consumer = Consumer(
+            self._plan.bootstrap, **self._settings(name), fetch_wait_ms=300, bootstrap_ms=100_000
+        )
+        async with consumer:
+            await consumer.assign(self.partitions)
+            while True:
+                for record in await consumer.poll(max_records=50, timeout=1.0):
+                    partition = (record.topic, record.partition)
+                    self._cluster.history.read(
+                        Read(name, partition, record.offset, record.value, self._loop.time())
+                    )
+                    self.positions[name, partition] = record.offset + 1
+
+    def caught_up(self) -> bool:
+        """Whether every consumer has read up to the end of every partition."""
+        ends = self._ends()
+        return ends is not None and all(
+            self.positions.get((name, partition), 0) == end
+            for name in self._readers
+            for partition, end in ends.items()
+        )
+
+    def _ends(self) -> dict[Partition, int] | None:
+        found = {}
+        for name, number in self.partitions:
+            state = self._cluster.consensus.state.partition(name, number)
+            leader = None if state is None else state.leader
+            node = None if leader is None else self._cluster.nodes[leader].node
+            if node is None or (name, number) not in node.partitions.by_name:
+                return None
+            replica = node.partitions.of(name, number).replica
+            if not replica.settled:
+                return None
+            found[name, number] = replica.high_watermark
+        return found
+
+    def final(self) -> dict[Partition, Log]:
+        """What every partition holds, read from the logs of its leaders."""
+        logs: dict[Partition, Log] = {}
+        for name, number in self.partitions:
+            state = self._cluster.consensus.state.partition(name, number)
+            assert state is not None
+            assert state.leader is not None
+            node = self._cluster.nodes[state.leader].node
+            assert node is not None
+            log = node.partitions.of(name, number).log
+            logs[name, number] = [
+                pair
+                for batch in log.batches(log.start_offset)
+                for pair in zip(batch.offsets(), batch.values(), strict=True)
+            ]
+        return logs

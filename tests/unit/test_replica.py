@@ -1,0 +1,240 @@
+"""The role of a replica: high watermark, in-sync set, and where two histories part."""
+
+from random import Random
+
+import pytest
+
+from raftq.node.replica import Decided, Replica, common_end
+
+LAG_S = 3.0
+ALIVE = {1: 11, 2: 22, 3: 33}
+
+
+def decided(**changes: object) -> Decided:
+    facts: dict[str, object] = {
+        "epoch": 5,
+        "version": 1,
+        "leader": 1,
+        "replicas": (1, 2, 3),
+        "isr": (1, 2, 3),
+        "min_insync": 2,
+    }
+    return Decided(**{**facts, **changes})  # type: ignore[arg-type]
+
+
+def leader(end: int = 0, now: float = 0.0, **changes: object) -> Replica:
+    replica = Replica(1, LAG_S, lambda node: True)
+    replica.lead(decided(**changes), end, end, now)
+    return replica
+
+
+def grow(replica: Replica, old: int, new: int, now: float = 0.0) -> bool:
+    return replica.appended(old, new, now)
+
+
+def test_the_high_watermark_is_the_smallest_end_of_the_set() -> None:
+    replica = leader()
+    assert not grow(replica, 0, 10)
+    assert not replica.progressed(2, 22, 10, 10, 0.1)
+    assert replica.high_watermark == 0
+    assert replica.progressed(3, 33, 7, 10, 0.1)
+    assert replica.high_watermark == 7
+    assert replica.progressed(3, 33, 10, 10, 0.2)
+    assert replica.high_watermark == 10
+
+
+def test_a_member_not_heard_of_in_this_epoch_holds_the_high_watermark() -> None:
+    replica = leader(end=10)
+    replica.progressed(2, 22, 10, 10, 0.1)
+    assert replica.high_watermark == 0
+    assert not replica.settled
+    replica.progressed(3, 33, 10, 10, 0.1)
+    assert replica.high_watermark == 10
+    assert replica.settled
+
+
+def test_the_high_watermark_stands_while_the_set_is_smaller_than_min_insync() -> None:
+    replica = leader(isr=(1,))
+    assert not grow(replica, 0, 10)
+    assert replica.high_watermark == 0
+    assert not replica.may_accept()
+
+
+def test_one_replica_alone_makes_everything_readable_at_once() -> None:
+    replica = leader(replicas=(1,), isr=(1,), min_insync=1)
+    assert grow(replica, 0, 10)
+    assert replica.high_watermark == 10
+
+
+def test_a_follower_that_is_let_in_counts_from_the_proposal_on() -> None:
+    replica = leader(isr=(1, 2))
+    grow(replica, 0, 10)
+    replica.progressed(2, 22, 10, 10, 0.1)
+    replica.progressed(3, 33, 10, 10, 0.1)
+    change = replica.next_change(10, ALIVE, 0.2)
+    assert change is not None
+    assert change.members == ((1, 11), (2, 22), (3, 33))
+    grow(replica, 10, 20, 0.3)
+    replica.progressed(2, 22, 20, 20, 0.4)
+    assert replica.high_watermark == 10, "node 3 may be in the set already, and has only 10"
+    replica.progressed(3, 33, 20, 20, 0.5)
+    assert replica.high_watermark == 20
+
+
+def test_a_proposal_of_unknown_outcome_goes_on_to_count() -> None:
+    replica = leader(isr=(1, 2))
+    grow(replica, 0, 10)
+    for node in (2, 3):
+        replica.progressed(node, ALIVE[node], 10, 10, 0.1)
+    change = replica.next_change(10, ALIVE, 0.2)
+    assert change is not None
+    assert replica.change_ended(change, applied_or_refused=False)
+    grow(replica, 10, 20)
+    replica.progressed(2, 22, 20, 20, 0.4)
+    assert replica.high_watermark == 10
+    assert not replica.change_ended(change, applied_or_refused=True)
+    assert replica.advance()
+    assert replica.high_watermark == 20
+
+
+def test_a_member_that_is_put_out_counts_until_that_is_decided() -> None:
+    replica = leader()
+    grow(replica, 0, 10)
+    replica.progressed(2, 22, 10, 10, 0.1)
+    change = replica.next_change(10, {1: 11, 2: 22}, 0.2)
+    assert change is not None
+    assert change.members == ((1, 11), (2, 22))
+    assert replica.high_watermark == 0
+    assert replica.update(decided(version=2, isr=(1, 2)), 0.3)
+    assert replica.high_watermark == 10
+
+
+def test_a_follower_that_keeps_up_with_a_busy_leader_is_never_late() -> None:
+    """It never has everything at one instant, but is always on its way."""
+    replica = leader()
+    end = 0
+    for second in range(1, 20):
+        now = float(second)
+        grow(replica, end, end + 100, now)
+        end += 100
+        for node in (2, 3):
+            replica.progressed(node, ALIVE[node], end - 50, end, now)
+        assert replica.next_change(end, ALIVE, now) is None
+
+
+def test_a_follower_that_stands_still_is_put_out_after_the_lag() -> None:
+    replica = leader()
+    grow(replica, 0, 10, 1.0)
+    replica.progressed(2, 22, 10, 10, 1.1)
+    assert replica.next_change(10, ALIVE, LAG_S) is None
+    change = replica.next_change(10, ALIVE, 1.0 + LAG_S + 0.1)
+    assert change is not None
+    assert change.members == ((1, 11), (2, 22))
+
+
+def test_an_idle_follower_that_has_everything_is_not_late_however_long_it_is_silent() -> None:
+    replica = leader()
+    grow(replica, 0, 10, 1.0)
+    for node in (2, 3):
+        replica.progressed(node, ALIVE[node], 10, 10, 1.1)
+    assert replica.next_change(10, ALIVE, 10_000.0) is None
+    grow(replica, 10, 20, 10_000.0)
+    assert replica.next_change(20, ALIVE, 10_001.0) is None
+
+
+def test_the_set_is_never_proposed_smaller_than_min_insync() -> None:
+    replica = leader()
+    grow(replica, 0, 10, 1.0)
+    change = replica.next_change(10, {1: 11}, 2.0)
+    assert change is not None
+    assert len(change.members) == 2
+    replica.update(decided(version=2, isr=tuple(node for node, _ in change.members)), 2.1)
+    assert replica.next_change(10, {1: 11}, 100.0) is None
+
+
+def test_a_late_but_living_member_is_kept_before_a_dead_one() -> None:
+    replica = leader()
+    grow(replica, 0, 10, 1.0)
+    change = replica.next_change(10, {1: 11, 3: 33}, 100.0)
+    assert change is not None
+    assert change.members == ((1, 11), (3, 33))
+
+
+def test_a_restarted_follower_is_let_in_only_under_its_new_incarnation() -> None:
+    replica = leader(isr=(1, 2))
+    grow(replica, 0, 10)
+    replica.progressed(2, 22, 10, 10, 0.1)
+    replica.progressed(3, 33, 10, 10, 0.1)
+    assert replica.next_change(10, {**ALIVE, 3: 99}, 0.2) is None
+    replica.progressed(3, 99, 10, 10, 0.3)
+    change = replica.next_change(10, {**ALIVE, 3: 99}, 0.4)
+    assert change is not None
+    assert (3, 99) in change.members
+
+
+def test_a_follower_is_not_let_in_before_it_has_what_the_epoch_began_with() -> None:
+    """The new leader's own high watermark may be older than what was acknowledged before."""
+    replica = leader(end=50, isr=(1, 2))
+    replica.progressed(3, 33, 20, 50, 0.1)
+    assert replica.high_watermark == 0
+    assert replica.next_change(50, ALIVE, 0.2) is None
+
+
+def test_an_older_epoch_is_an_error_of_the_caller() -> None:
+    replica = leader()
+    with pytest.raises(AssertionError):
+        replica.follow(decided(epoch=4, leader=2))
+
+
+class _Node:
+    """A log as a list of epochs, one per offset."""
+
+    def __init__(self) -> None:
+        self.log: list[int] = []
+
+    def history(self) -> list[tuple[int, int]]:
+        return [
+            (epoch, at) for at, epoch in enumerate(self.log) if at == 0 or self.log[at - 1] != epoch
+        ]
+
+
+def _naive(one: list[int], other: list[int]) -> int:
+    at = 0
+    while at < min(len(one), len(other)) and one[at] == other[at]:
+        at += 1
+    return at
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_common_end_is_where_random_histories_part(seed: int) -> None:
+    """Leaders come and go; followers copy some of it and are cut when they return."""
+    rng = Random(seed)
+    nodes = [_Node() for _ in range(3)]
+    for epoch in range(1, 15):
+        at = rng.randrange(3)
+        chief = nodes[at]
+        followers = [one for one in nodes if one is not chief and rng.random() < 0.6]
+        for follower in followers:
+            point = common_end(
+                chief.history(), len(chief.log), follower.history(), len(follower.log)
+            )
+            assert point == _naive(chief.log, follower.log)
+            del follower.log[point:]
+            follower.log += chief.log[point : point + rng.randint(0, 40)]
+        for _ in range(rng.randint(0, 5)):
+            chief.log += [epoch] * rng.randint(1, 4)
+            for follower in followers:
+                if rng.random() < 0.7:
+                    have = len(follower.log)
+                    follower.log += chief.log[have : have + rng.randint(0, 6)]
+
+
+def test_common_end_of_a_history_that_was_sent_in_part_is_its_start() -> None:
+    leader_history = [(1, 0), (7, 10)]
+    assert common_end(leader_history, 50, [(3, 20), (4, 30)], 40) == 20
+
+
+def test_an_empty_log_has_nothing_to_disagree_about() -> None:
+    assert common_end([(1, 0)], 50, [], 0) == 0
+    assert common_end([], 0, [], 0) == 0
+    assert common_end([], 0, [(2, 0)], 9) == 0
