@@ -17,15 +17,14 @@ Not done here: encoding, sequences, sending (sender.py).
 
 import asyncio
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Any
 
 import mmh3
 
-from raftq.client.options import ProducerOptions
+from raftq.client.options import LANES, ProducerOptions
 from raftq.client.results import Appended, Deliveries, Delivery, Outcome
 from raftq.client.retry import again
 from raftq.client.tasks import finish
@@ -59,7 +58,7 @@ class Batch(Outcome):
         self.headers: list[Headers | None] | None = None
         self.timestamps: list[int] | None = None
         self.timestamp = owner.options.wall_ms()
-        self.plain = True  # values only, so far
+        self.plain = True  # open, and values only so far
         self.size = 0
         self.count = 0  # set when it is closed
         self.closed = False
@@ -89,7 +88,7 @@ class Batch(Outcome):
             self.headers.append(headers)
         if self.timestamps is not None:
             self.timestamps.append(self.timestamp if timestamp is None else timestamp)
-        self.plain = self.keys is self.headers is self.timestamps is None
+        self.plain = self.keys is None and self.headers is None and self.timestamps is None
 
     def extend(self, values: Sequence[bytes], keys: Sequence[bytes | None] | None) -> None:
         count = len(self.values)
@@ -102,7 +101,13 @@ class Batch(Outcome):
             self.headers.extend([None] * len(values))
         if self.timestamps is not None:
             self.timestamps.extend([self.timestamp] * len(values))
-        self.plain = self.keys is self.headers is self.timestamps is None
+        self.plain = self.keys is None and self.headers is None and self.timestamps is None
+
+    def close(self) -> None:
+        self.closed = True
+        self.plain = False
+        self.count = len(self.values)
+        self.outbox.open[self.lane] = None
 
     def appended(self, index: int) -> Appended:
         if self.error is not None:
@@ -152,7 +157,8 @@ class Topic:
 
     def __init__(self, name: str, partitions: int) -> None:
         self.outboxes = [Outbox(name, number) for number in range(partitions)]
-        self.sticky: list[Batch | None] = [None] * LANE_COUNT
+        # By priority as callers say it: where records without a key go until it is closed.
+        self.sticky: dict[str | int, Batch] = {}
         self.next = 0
 
     def choose(self) -> Outbox:
@@ -198,6 +204,7 @@ class Accumulator:
         self._batch_bytes = options.batch_bytes
         self._batch_records = options.batch_records
         self._buffer_bytes = options.buffer_bytes
+        self._size_max = options.value_bytes_max + RECORD_BYTES
 
     def set_partitions(self, name: str, partitions: int) -> None:
         """Make a topic known, or longer. Partitions never become fewer."""
@@ -209,38 +216,62 @@ class Accumulator:
                 known = len(topic.outboxes)
                 topic.outboxes += [Outbox(name, number) for number in range(known, partitions)]
 
+    def offer_value(self, topic_name: str, value: bytes, priority: str | int) -> Delivery | None:
+        """Take a value alone, the shortest way; None when only `offer` can say what to do.
+
+        Most records come here, so nothing is done that can be done once per batch.
+        """
+        size = len(value) + RECORD_BYTES
+        with self.lock:
+            topic = self.topics.get(topic_name)
+            if topic is None:
+                return None
+            batch = topic.sticky.get(priority)
+            if batch is None or not batch.plain or size > self._size_max:
+                return None
+            used = self.used + size
+            if used > self._buffer_bytes:
+                return None
+            values = batch.values
+            index = len(values)
+            values.append(value)
+            self.used = used
+            batch.size += size
+            if batch.size >= self._batch_bytes or index >= self._batch_records - 1:
+                self._close(batch)
+        return Delivery(batch, index)
+
     def offer(  # noqa: PLR0913 - a record's fields, on the hot path
         self,
         topic_name: str,
         value: bytes,
         key: bytes | None,
         headers: Headers | None,
-        lane: int,
+        priority: str | int,
         partition: int | None,
         timestamp: int | None,
     ) -> Delivery | None:
-        """Take one record that was checked; None when its topic is not known or there is no room.
-
-        The short way is for values alone; everything else is in `_add`.
-        """
+        """Take one record that was checked; None when its topic is unknown or there is no room."""
+        lane = LANES[priority]
         with self.lock:
             topic = self.topics.get(topic_name)
             if topic is None or self.refusal is not None:
-                return self._refuse()
-            if key is not None or partition is not None or headers or timestamp is not None:
-                return self._add(topic, (value, key, headers, timestamp), lane, partition)
-            size = len(value) + RECORD_BYTES
+                self._refuse()
+                return None
+            size = len(value) + RECORD_BYTES + (0 if key is None else len(key))
+            if headers:
+                size += sum([len(name) + len(item) + 4 for name, item in headers.items()])
             if self.used + size > self._buffer_bytes and self.used:
                 return None
-            batch = topic.sticky[lane]
-            if batch is None or batch.closed:
-                batch = topic.sticky[lane] = self._batch(topic.choose(), lane)
-            values = batch.values
-            index = len(values)
-            if batch.plain:
-                values.append(value)
+            if partition is not None:
+                batch = self._batch(self._outbox(topic, partition), lane)
+            elif key is not None:
+                number = mmh3.hash(key, signed=False) % len(topic.outboxes)
+                batch = self._batch(topic.outboxes[number], lane)
             else:
-                batch.add(value, None, None, None)
+                batch = self._sticky(topic, priority, lane)
+            index = len(batch.values)
+            batch.add(value, key, headers, timestamp)
             self.used += size
             batch.size += size
             if batch.size >= self._batch_bytes or index + 1 >= self._batch_records:
@@ -251,11 +282,12 @@ class Accumulator:
         self,
         topic_name: str,
         rows: "Rows",
-        lane: int,
+        priority: str | int,
         partition: int | None,
         deliveries: Deliveries,
     ) -> bool:
         """Take as many rows as there is room for; whether all were taken. Rows know how far."""
+        lane = LANES[priority]
         with self.lock:
             topic = self.topics.get(topic_name)
             if topic is None or self.refusal is not None:
@@ -264,14 +296,9 @@ class Accumulator:
             while rows.at < rows.count:
                 room = self._buffer_bytes - self.used
                 if partition is not None:
-                    outbox = self._outbox(topic, partition)
+                    batch = self._batch(self._outbox(topic, partition), lane)
                 else:
-                    sticky = topic.sticky[lane]
-                    live = sticky is not None and not sticky.closed
-                    outbox = sticky.outbox if sticky is not None and live else topic.choose()
-                batch = self._batch(outbox, lane)
-                if partition is None:
-                    topic.sticky[lane] = batch
+                    batch = self._sticky(topic, priority, lane)
                 limits = (self._batch_records - len(batch.values), self._batch_bytes - batch.size)
                 end, size = rows.cut(limits, room, self.used == 0)
                 if end == rows.at:
@@ -300,40 +327,24 @@ class Accumulator:
             finally:
                 self.starved -= 1
 
+    def refuse(self, error: RaftqError) -> None:
+        """Take nothing any more."""
+        with self.lock:
+            self.refusal = error
+            for topic in self.topics.values():
+                topic.sticky.clear()
+            self.room.notify_all()
+
     def _refuse(self) -> None:
         if self.refusal is not None:
             raise again(self.refusal)
 
-    def _add(
-        self,
-        topic: Topic,
-        record: tuple[bytes, bytes | None, Headers | None, int | None],
-        lane: int,
-        partition: int | None,
-    ) -> Delivery | None:
-        value, key, headers, _ = record
-        size = len(value) + RECORD_BYTES + (0 if key is None else len(key))
-        if headers:
-            size += sum([len(name) + len(item) + 4 for name, item in headers.items()])
-        if self.used + size > self._buffer_bytes and self.used:
-            return None
-        if partition is not None:
-            batch = self._batch(self._outbox(topic, partition), lane)
-        elif key is not None:
-            number = mmh3.hash(key, signed=False) % len(topic.outboxes)
-            batch = self._batch(topic.outboxes[number], lane)
-        else:
-            sticky = topic.sticky[lane]
-            if sticky is None or sticky.closed:
-                sticky = topic.sticky[lane] = self._batch(topic.choose(), lane)
-            batch = sticky
-        index = len(batch.values)
-        batch.add(*record)
-        self.used += size
-        batch.size += size
-        if batch.size >= self._batch_bytes or index + 1 >= self._batch_records:
-            self._close(batch)
-        return Delivery(batch, index)
+    def _sticky(self, topic: Topic, priority: str | int, lane: int) -> Batch:
+        """The open batch that records without a key go to now."""
+        batch = topic.sticky.get(priority)
+        if batch is None or batch.closed:
+            batch = topic.sticky[priority] = self._batch(topic.choose(), lane)
+        return batch
 
     def _outbox(self, topic: Topic, partition: int) -> Outbox:
         if not 0 <= partition < len(topic.outboxes):
@@ -354,9 +365,7 @@ class Accumulator:
         return batch
 
     def _close(self, batch: Batch) -> None:
-        batch.closed = True
-        batch.count = len(batch.values)
-        batch.outbox.open[batch.lane] = None
+        batch.close()
         batch.outbox.closed.append(batch)
         self._ready[batch.outbox] = None
         self._call()
@@ -383,9 +392,7 @@ class Accumulator:
             if not outbox.closed:
                 for batch in outbox.open:
                     if batch is not None and (batch.due or (idle and batch.values)):
-                        batch.closed = True
-                        batch.count = len(batch.values)
-                        outbox.open[batch.lane] = None
+                        batch.close()
                         return batch
                 return None
             return outbox.closed.popleft()
@@ -394,15 +401,13 @@ class Accumulator:
         """Whether `take` would give a batch."""
         if outbox.closed:
             return True
-        return any([one is not None and (one.due or idle) for one in outbox.open])
+        return any(one is not None and (one.due or idle) for one in outbox.open)
 
     def finish(self, batch: Batch, error: RaftqError | None) -> None:
         """The end of a batch: its bytes are free, and everyone who waits for it learns of it."""
         with self.lock:
             if not batch.closed:
-                batch.closed = True
-                batch.count = len(batch.values)
-                batch.outbox.open[batch.lane] = None
+                batch.close()
             del self.unsettled[batch]
             self.used -= batch.size
             if self.starved:
@@ -448,7 +453,7 @@ class Rows:
         self.keys = keys
         self.count = len(values)
         self.positions: Sequence[int] = range(self.count) if positions is None else positions
-        sizes: Any = map(len, values)
+        sizes: Iterable[int] = map(RECORD_BYTES.__add__, map(len, values))
         if keys is not None:
             sizes = [
                 size + (0 if key is None else len(key))
@@ -462,19 +467,16 @@ class Rows:
         nothing else is buffered (`alone`)."""
         records, batch_bytes = limits
         start = self.at
-        # The sum of n records is ends[n] plus their fixed cost; the search is for plain bytes, so
-        # the fixed cost is taken off afterwards, for the records found.
-        end = min(start + records, self.count)
-        base = self.ends[start]
-        low = bisect_right(self.ends, base + max(batch_bytes, 0), start, end + 1)
-        end = min(end, max(low, start + 1))  # the record that reaches batch_bytes closes the batch
-        size = self.ends[end] - base + RECORD_BYTES * (end - start)
-        while size > room and end > start:
-            end = start + (end - start) // 2
-            size = self.ends[end] - base + RECORD_BYTES * (end - start)
-        if end == start and alone:
-            end = start + 1
-            size = self.ends[end] - base + RECORD_BYTES
+        ends = self.ends
+        base = ends[start]
+        most = min(start + records, self.count)
+        # The record that reaches batch_bytes closes the batch, so it is the last to go in.
+        end = min(bisect_left(ends, base + batch_bytes, start + 1, most + 1), most)
+        if ends[end] - base > room:
+            end = bisect_right(ends, base + room, start, end) - 1
+        if end <= start:
+            end = start + 1 if alone else start
+        size = ends[end] - base
         return end, size
 
     def take(self, end: int) -> tuple[Sequence[bytes], Sequence[bytes | None] | None]:

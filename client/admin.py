@@ -28,6 +28,7 @@ from raftq.client.wire.admin_messages import (
 from raftq.client.wire.errors import (
     Detail,
     NotLeader,
+    Outcome,
     RaftqError,
     TopicExists,
     UnknownPartition,
@@ -149,8 +150,8 @@ class Admin(Client):
                     await pause(backoff.next_s())
         except TimeoutError:
             what = f"{type(request).__name__} was not answered in {options.timeout_ms} ms"
-            error = out_of_time(what, last)
-            raise error.with_outcome("unknown" if unknown else "failed") from last
+            outcome: Outcome = "unknown" if unknown else "failed"
+            raise out_of_time(what, last).with_outcome(outcome) from last
 
     async def _addresses(self) -> "list[tuple[str, int]]":
         """Whom to ask; the first question of all is who is there."""

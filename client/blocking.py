@@ -100,8 +100,7 @@ class Producer(_Blocking):
         self._client = AsyncProducer(bootstrap, **settings)
         self._client._threadsafe = True
         super().__init__(self._client)
-        self._offer = self._client._accumulator.offer
-        self._check = self._client.check
+        self._offer_value = self._client._accumulator.offer_value
 
     def send(  # noqa: PLR0913 - the fields of a record
         self,
@@ -116,11 +115,17 @@ class Producer(_Blocking):
         """Take a record for sending; blocks while the buffer is full, at most `max_block_ms`."""
         if self._refusal is not None:
             self._refuse()
-        lane = self._check(value, key, headers, priority, partition, timestamp)
-        delivery = self._offer(topic, value, key, headers, lane, partition, timestamp)
+        plain = key is None and headers is None and partition is None and timestamp is None
+        if plain and type(value) is bytes:
+            delivery = self._offer_value(topic, value, priority)
+            if delivery is not None:
+                return delivery
+        self._client.check(value, key, headers, priority, partition, timestamp)
+        offer = self._client._accumulator.offer
+        delivery = offer(topic, value, key, headers, priority, partition, timestamp)
         while delivery is None:
             self._make_room(topic, len(value) + RECORD_BYTES)
-            delivery = self._offer(topic, value, key, headers, lane, partition, timestamp)
+            delivery = offer(topic, value, key, headers, priority, partition, timestamp)
         return delivery
 
     def send_many(
@@ -137,10 +142,10 @@ class Producer(_Blocking):
         accumulator = self._client._accumulator
         while topic not in accumulator.topics:
             self._make_room(topic, 0)
+        lane_of(priority)
         deliveries, groups = self._client.split(topic, values, keys, partition)
-        lane = lane_of(priority)
         for number, rows in groups:
-            while not accumulator.offer_many(topic, rows, lane, number, deliveries):
+            while not accumulator.offer_many(topic, rows, priority, number, deliveries):
                 self._make_room(topic, self._client.options.batch_bytes)
         return deliveries
 
@@ -183,7 +188,7 @@ class Consumer(_Blocking):
     def assignment(self) -> list[tuple[str, int]]:
         return self._client.assignment()
 
-    def seek(  # noqa: PLR0913 - three ways to say where
+    def seek(
         self,
         topic: str,
         partition: int,

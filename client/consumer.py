@@ -70,21 +70,21 @@ class Consumer(Client):
                 part.error = OffsetOutOfRange(f"{part.describe()} has no position; seek one")
             else:
                 self._positions.move(part, None, (reset, 0))
-        if any([topic not in self._routes.topics for topic, _ in keys]):
+        if any(topic not in self._routes.topics for topic, _ in keys):
             self._routes.request_refresh()
         self._fetcher.wake()
 
     def assignment(self) -> list[tuple[str, int]]:
         return list(self._positions.parts) if self._started else []
 
-    async def seek(  # noqa: PLR0913 - three ways to say where
+    async def seek(
         self,
         topic: str,
         partition: int,
         offset: int | None = None,
         time: int | None = None,
         to: str | None = None,
-        timeout: float = 10.0,
+        timeout: float = 10.0,  # noqa: ASYNC109 - as in the blocking form
     ) -> None:
         """Go on at an offset, at the first record of a time (ms) or later, or at an end of the log
         as it is now: `to` is "earliest" or "latest"."""
@@ -96,24 +96,39 @@ class Consumer(Client):
         if start is not None:
             await self._located(part, timeout)
 
-    async def position(self, topic: str, partition: int, timeout: float = 10.0) -> int:
+    async def position(
+        self,
+        topic: str,
+        partition: int,
+        timeout: float = 10.0,  # noqa: ASYNC109
+    ) -> int:
         """The offset of the next record that `poll` gives, at the earliest."""
         self._ensure_started()
         part = self._positions.get(topic, partition)
         return await self._located(part, timeout)
 
-    async def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[Record]:
+    async def poll(
+        self,
+        max_records: int = 500,
+        timeout: float = 1.0,  # noqa: ASYNC109
+    ) -> list[Record]:
         """Records as they are there, at most `max_records`; [] when none comes in time."""
         _check_count(max_records)
         return await self._poll(lambda: self._positions.take_records(max_records), timeout)
 
     async def poll_batches(
-        self, max_bytes: int = POLL_BYTES, timeout: float = 1.0
+        self,
+        max_bytes: int = POLL_BYTES,
+        timeout: float = 1.0,  # noqa: ASYNC109
     ) -> list[Fetched]:
         """Whole batches as they are stored, checksums not yet compared."""
         return await self._poll(lambda: self._positions.take_batches(max_bytes), timeout)
 
-    async def poll_arrow(self, max_bytes: int = POLL_BYTES, timeout: float = 1.0) -> Any:
+    async def poll_arrow(
+        self,
+        max_bytes: int = POLL_BYTES,
+        timeout: float = 1.0,  # noqa: ASYNC109
+    ) -> Any:
         """The next records as one `pyarrow.Table`, empty when none comes in time."""
         return to_table(await self.poll_batches(max_bytes, timeout))
 
@@ -128,15 +143,15 @@ class Consumer(Client):
         if self._started:
             self._positions.notify()
 
-    async def _poll(self, take: Callable[[], list[T]], timeout: float) -> list[T]:
+    async def _poll(self, take: Callable[[], list[T]], timeout_s: float) -> list[T]:
         self._ensure_started()
         # Without this a consumer whose buffers never run dry would keep the loop to itself.
         await _let_others_run()
         found = take()
-        if found or timeout <= 0:
+        if found or timeout_s <= 0:
             return found
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout_s):
                 while not found:
                     await self._positions.waiter()
                     self._ensure_started()
@@ -145,10 +160,10 @@ class Consumer(Client):
             return []
         return found
 
-    async def _located(self, part: Assigned, timeout: float) -> int:
+    async def _located(self, part: Assigned, timeout_s: float) -> int:
         turn = part.turn
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout_s):
                 while part.position is None and part.turn == turn:
                     if part.error is not None:
                         raise again(part.error)
@@ -157,7 +172,7 @@ class Consumer(Client):
         except TimeoutError:
             leader = self._routes.describe_leader(part.topic, part.partition)
             raise out_of_time(
-                f"the position of {part.describe()} is not known after {timeout} s "
+                f"the position of {part.describe()} is not known after {timeout_s} s "
                 f"(its leader: {leader})",
                 None,
             ).with_outcome("failed") from None
@@ -195,6 +210,8 @@ def _start(offset: int | None, time: int | None, to: str | None) -> Start | None
         if type(time) is not int:
             raise InvalidArgument(f"a time is a number of ms, not {time!r}")
         return "time", time
-    if to == "earliest" or to == "latest":
-        return to, 0
+    if to == "earliest":
+        return "earliest", 0
+    if to == "latest":
+        return "latest", 0
     raise InvalidArgument(f"to is 'earliest' or 'latest', not {to!r}")

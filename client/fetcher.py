@@ -14,6 +14,8 @@ know yet how far it is replicated. Before `reset_grace_ms` have passed it is ask
 
 import asyncio
 import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from raftq.client.connection import Connection, Reply
 from raftq.client.options import Address, ConsumerOptions
@@ -51,6 +53,7 @@ ANSWER_S = 3.0  # beyond the wait that was asked for
 PARTITIONS_MAX = 1_000  # in one request
 
 Leader = tuple[int, Address]
+Work = Callable[[Connection, list[Assigned]], Coroutine[Any, Any, None]]
 
 
 class Fetcher:
@@ -114,14 +117,14 @@ class Fetcher:
             if self._fetches.get(leader[0], 0) < FETCHES_MAX:
                 self._start(leader, parts[:PARTITIONS_MAX], self._fetch)
 
-    def _start(self, leader: Leader, parts: list[Assigned], work: "_Work") -> None:
+    def _start(self, leader: Leader, parts: list[Assigned], work: Work) -> None:
         for part in parts:
             part.in_flight = True
         node_id = leader[0]
         self._fetches[node_id] = self._fetches.get(node_id, 0) + 1
         self._tasks.spawn(self._run(leader, parts, work))
 
-    async def _run(self, leader: Leader, parts: list[Assigned], work: "_Work") -> None:
+    async def _run(self, leader: Leader, parts: list[Assigned], work: Work) -> None:
         """Do something for these partitions at their leader; they are in flight meanwhile."""
         turns = [part.turn for part in parts]
         problem: RaftqError | None = None
@@ -340,9 +343,6 @@ class Fetcher:
             part.timer.cancel()
             part.timer = None
         self.wake()
-
-
-_Work = object  # a method of Fetcher that asks a node something about partitions
 
 
 def error_of(code: str, part: Assigned) -> RaftqError:

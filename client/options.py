@@ -43,6 +43,8 @@ class ClientOptions:
     """What the nodes' logs call this client."""
     connect_ms: int = 3_000
     """For connecting and the handshake. Too short: slow networks never connect."""
+    ping_ms: int = 2_000
+    """A node from which nothing comes for twice as long is taken for dead; 0: never."""
     request_ms: int = 10_000
     """For one attempt of a request. Too short: busy nodes are asked twice."""
     bootstrap_ms: int = 5_000
@@ -75,7 +77,7 @@ class ClientOptions:
             "connect_ms", "request_ms", "bootstrap_ms", "refresh_ms", "refresh_ms_min",
             "retry_backoff_ms", "in_flight_bytes_max",
         )  # fmt: skip
-        yield from at_least(self, 0, "topic_grace_ms")
+        yield from at_least(self, 0, "topic_grace_ms", "ping_ms")
         if self.retry_backoff_ms_max < self.retry_backoff_ms:
             yield "retry_backoff_ms_max is under retry_backoff_ms"
 
@@ -85,6 +87,7 @@ class ClientOptions:
             connect_ms=self.connect_ms,
             request_ms=self.request_ms,
             in_flight_bytes_max=self.in_flight_bytes_max,
+            ping_ms=self.ping_ms,
         )
 
 
@@ -203,6 +206,7 @@ class ClientSettings(TypedDict, total=False):
 
     name: str
     connect_ms: int
+    ping_ms: int
     request_ms: int
     bootstrap_ms: int
     topic_grace_ms: int

@@ -89,7 +89,8 @@ class Positions:
             before = self.parts
             self.parts = {}
             for key in keys:
-                self.parts[key] = before.pop(key, None) or Assigned(*key, bytes_max)
+                held = before.pop(key) if key in before else None
+                self.parts[key] = held or self.parts.get(key) or Assigned(*key, bytes_max)
             for gone in before.values():
                 self._clear(gone)
                 if gone.timer is not None:
@@ -148,7 +149,7 @@ class Positions:
     def wait(self, timeout_s: float) -> None:
         """Block this thread until there is something to take, or the consumer ends."""
         with self.lock:
-            if not any([part.batches or part.error for part in self._turn]):
+            if not any(part.batches or part.error for part in self._turn):
                 self.ready.wait(timeout_s)
 
     def take_records(self, records_max: int) -> list[Record]:

@@ -16,7 +16,7 @@ from typing import Unpack
 
 from raftq.client.accumulator import Accumulator, Batch, Rows, partition_of
 from raftq.client.base import Client
-from raftq.client.options import LANES, Bootstrap, ProducerOptions, ProducerSettings, lane_of
+from raftq.client.options import Bootstrap, ProducerOptions, ProducerSettings, lane_of
 from raftq.client.results import Deliveries, Delivery
 from raftq.client.retry import again
 from raftq.client.sender import Sender
@@ -70,13 +70,17 @@ class Producer(Client):
         """Take a record for sending; waits while the buffer is full, at most `max_block_ms`."""
         if not self._started:
             self._ensure_started()
-        lane = self.check(value, key, headers, priority, partition, timestamp)
-        delivery = self._accumulator.offer(topic, value, key, headers, lane, partition, timestamp)
+        offer = self._accumulator.offer
+        plain = key is None and headers is None and partition is None and timestamp is None
+        if plain and type(value) is bytes:
+            delivery = self._accumulator.offer_value(topic, value, priority)
+            if delivery is not None:
+                return delivery
+        self.check(value, key, headers, priority, partition, timestamp)
+        delivery = offer(topic, value, key, headers, priority, partition, timestamp)
         while delivery is None:
             await self.make_room(topic)
-            delivery = self._accumulator.offer(
-                topic, value, key, headers, lane, partition, timestamp
-            )
+            delivery = offer(topic, value, key, headers, priority, partition, timestamp)
         return delivery
 
     async def send_many(
@@ -91,14 +95,17 @@ class Producer(Client):
         self._ensure_started()
         while topic not in self._accumulator.topics:
             await self.make_room(topic)
+        lane_of(priority)
         deliveries, groups = self.split(topic, values, keys, partition)
-        lane = lane_of(priority)
         for number, rows in groups:
-            while not self._accumulator.offer_many(topic, rows, lane, number, deliveries):
+            while not self._accumulator.offer_many(topic, rows, priority, number, deliveries):
                 await self.make_room(topic)
         return deliveries
 
-    async def flush(self, timeout: float | None = None) -> None:
+    async def flush(
+        self,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking form
+    ) -> None:
         """Send everything now and wait until all of it is settled, at most `timeout` seconds.
 
         Raises RequestTimeout when time runs out, otherwise the first error of a delivery that
@@ -108,7 +115,10 @@ class Producer(Client):
         await self._settle(timeout)
         self._raise_unclaimed()
 
-    async def close(self, timeout: float | None = CLOSE_S_DEFAULT) -> None:
+    async def close(
+        self,
+        timeout: float | None = CLOSE_S_DEFAULT,  # noqa: ASYNC109
+    ) -> None:
         """Flush, then end. What is not settled in time fails with QueueClosed."""
         if not self._started or self._ended:
             await self._end()
@@ -117,7 +127,7 @@ class Producer(Client):
             await asyncio.shield(self._closing)
             return
         self._closing = self._loop.create_future()
-        self._accumulator.refusal = QueueClosed("the producer is closed")
+        self._accumulator.refuse(QueueClosed("the producer is closed"))
         try:
             await self._settle(timeout)
         finally:
@@ -141,7 +151,7 @@ class Producer(Client):
 
     # Shared with the blocking form.
 
-    def check(  # noqa: PLR0913 - the fields of a record
+    def check(
         self,
         value: bytes,
         key: bytes | None,
@@ -149,18 +159,15 @@ class Producer(Client):
         priority: str | int,
         partition: int | None,
         timestamp: int | None,
-    ) -> int:
-        """Refuse what cannot be sent, before anything is; the lane of the priority."""
+    ) -> None:
+        """Refuse what cannot be sent, before anything is."""
         if type(value) is not bytes:
             raise InvalidArgument(f"a value must be bytes, not {type(value).__name__}")
         if len(value) > self._value_bytes_max:
             check_record_limits(value, None, None, self._value_bytes_max)
         if key is not None or headers or partition is not None or timestamp is not None:
             self._check_more(key, headers, partition, timestamp)
-        try:
-            return LANES[priority]
-        except (KeyError, TypeError):
-            return lane_of(priority)
+        lane_of(priority)
 
     def _check_more(
         self,
@@ -262,11 +269,11 @@ class Producer(Client):
             f"the buffer of {options.buffer_bytes} bytes stayed full for {options.max_block_ms} ms"
         )
 
-    async def _settle(self, timeout: float | None) -> None:
+    async def _settle(self, timeout_s: float | None) -> None:
         batches = self._accumulator.push_out()
         self._sender.push(batches)
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout_s):
                 for batch in batches:
                     if not batch.done:
                         await batch.waiter()
@@ -274,7 +281,7 @@ class Producer(Client):
             left = [batch for batch in batches if not batch.done]
             count = sum([batch.count or len(batch.values) for batch in left])
             raise RequestTimeout(
-                f"{count} records are not acknowledged after {timeout} s"
+                f"{count} records are not acknowledged after {timeout_s} s"
             ) from None
 
     def _raise_unclaimed(self) -> None:

@@ -49,7 +49,7 @@ class Settling(Protocol):
     def appended(self, index: int) -> Appended: ...
     def event(self) -> threading.Event: ...
     def waiter(self) -> "asyncio.Future[None]": ...
-    def on_done(self, call: Callable[[], None]) -> None: ...
+    def on_done(self, call: Callable[[], object]) -> None: ...
     def loop_runs_here(self) -> bool: ...
 
 
@@ -69,7 +69,7 @@ class Outcome:
         self.claimed = False  # somebody has asked what became of it
         self._event: threading.Event | None = None
         self._waiters: list[asyncio.Future[None]] | None = None
-        self._callbacks: list[Callable[[], None]] | None = None
+        self._callbacks: list[Callable[[], object]] | None = None
 
     def event(self) -> threading.Event:
         with self.lock:
@@ -93,7 +93,7 @@ class Outcome:
         future.set_result(None)
         return future
 
-    def on_done(self, call: Callable[[], None]) -> None:
+    def on_done(self, call: Callable[[], object]) -> None:
         with self.lock:
             if not self.done:
                 if self._callbacks is None:
@@ -126,7 +126,7 @@ class Outcome:
         for call in callbacks or ():
             self._call(call)
 
-    def _call(self, call: Callable[[], None]) -> None:
+    def _call(self, call: Callable[[], object]) -> None:
         """A callback's error is the application's: it must not keep others from being told."""
         try:
             call()

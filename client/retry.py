@@ -23,7 +23,7 @@ class Backoff:
         self.attempts = 0
 
     def next_s(self) -> float:
-        wait = min(self._first_s * 2 ** min(self.attempts, 30), self._most_s)
+        wait = min(self._first_s * (1 << min(self.attempts, 30)), self._most_s)
         self.attempts += 1
         return wait * self._rng.uniform(0.5, 1.0)
 

@@ -187,7 +187,7 @@ class Routes:
     async def _ask_anyone(self, request: Metadata) -> tuple[Address, MetadataReply]:
         """The first answer; the next node is asked when one fails or takes long."""
         failures: dict[Address, str] = {}
-        asked: dict[asyncio.Task[MetadataReply], Address] = {}
+        asked: dict[asyncio.Task[MetadataReply | RaftqError], Address] = {}
         left = self.addresses()
         tried = list(left)
         try:

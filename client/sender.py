@@ -125,16 +125,11 @@ class Sender:
         """Send what can be sent now. Whatever keeps it from that calls this again when it ends."""
         if outbox.timer is not None or outbox.connecting or outbox.renewing:
             return
-        window = outbox.window
-        waiting = [batch for batch in window if batch.waits]
+        waiting = [batch for batch in outbox.window if batch.waits]
         if waiting:
-            if len(waiting) < len(window):
+            if len(waiting) < len(outbox.window):
                 return  # an answer is outstanding; it comes here
-        elif not self._has_new(outbox):
-            return
-        elif self._options.sequenced and outbox.identity is None:
-            outbox.renewing = True
-            self._identities.give(outbox, self.pump)
+        elif not self._has_new(outbox) or not self._has_identity(outbox):
             return
         connection = self._connection(outbox)
         if connection is None:
@@ -144,12 +139,19 @@ class Sender:
                 self._send(connection, outbox, batch)
         # Giving a batch up may send for a new identity; `pump` is called when that is there.
         while not (outbox.timer or outbox.renewing or self._is_waiting(outbox)):
-            if not self._has_new(outbox):
+            if not self._has_new(outbox) or not self._has_identity(outbox):
                 return
             self._send_next(connection, outbox)
 
+    def _has_identity(self, outbox: Outbox) -> bool:
+        if outbox.identity is None and self._options.sequenced:
+            outbox.renewing = True
+            self._identities.give(outbox, self.pump)
+            return False
+        return True
+
     def _is_waiting(self, outbox: Outbox) -> bool:
-        return any([batch.waits for batch in outbox.window])
+        return any(batch.waits for batch in outbox.window)
 
     def _has_new(self, outbox: Outbox) -> bool:
         """Whether there is a batch to send that is not in the window, and room for it."""
@@ -166,9 +168,6 @@ class Sender:
         return bool(outbox.returned) or self._accumulator.has_work(outbox, idle)
 
     def _send_next(self, connection: Connection, outbox: Outbox) -> None:
-        if self._options.sequenced and outbox.identity is None:
-            self.pump(outbox)  # for its identity first
-            return
         if outbox.returned:
             batch = outbox.returned.popleft()
         else:
@@ -258,7 +257,7 @@ class Sender:
             self._give_up(outbox, batch, self._too_late(outbox, batch))
         else:
             batch.waits = True
-        if any([not one.waits for one in outbox.window]):
+        if any(not one.waits for one in outbox.window):
             return
         if outbox.window:
             self._back_off(outbox, error)
@@ -282,11 +281,12 @@ class Sender:
         return error.outcome == "unknown" and not self._options.sequenced
 
     def _too_late(self, outbox: Outbox, batch: Batch) -> RaftqError:
-        return out_of_time(
-            f"{batch.count or len(batch.values)} records for {outbox.topic}/{outbox.partition} were "
-            f"not acknowledged in {self._options.delivery_timeout_ms} ms",
-            outbox.last_error,
-        ).with_outcome("failed")
+        count = batch.count or len(batch.values)
+        what = (
+            f"{count} records for {outbox.topic}/{outbox.partition} were not acknowledged in "
+            f"{self._options.delivery_timeout_ms} ms"
+        )
+        return out_of_time(what, outbox.last_error).with_outcome("failed")
 
     def _give_up(self, outbox: Outbox, batch: Batch, error: RaftqError) -> None:
         self._leave_window(outbox, batch)
@@ -409,7 +409,7 @@ class Sender:
         del self._timers["stall"]
         busy = [outbox.window[0] for outbox in self._busy]
         if busy:
-            if any([batch in self._seen for batch in busy]):
+            if any(batch in self._seen for batch in busy):
                 self._routes.request_refresh()
             self._arm_stall()
         self._seen = dict.fromkeys(busy)

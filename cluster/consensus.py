@@ -367,11 +367,10 @@ class Consensus:
         return node
 
     def _work(self, node: RaftNode, clock: Callable[[], float]) -> None:
-        wait = self.config.times.tick_ms / 1000
         busy = False
         while not self._stopping:
             self._beat = clock()
-            node._poller.poll(0 if busy or node.inbox else wait)
+            node._poller.poll(0 if busy or node.inbox else node.wait_s())
             busy = node.step()
             self._hand_over()
         node.journal.flush()

@@ -20,7 +20,8 @@ class RaftTimes:
     append_ms: int = 100
     """A leader speaks at least this often. Must be well below the election timeout."""
     tick_ms: int = 20
-    """The longest the thread waits for input before it looks at its timers."""
+    """The longest the thread waits for input while a proposal is open or a node is not connected;
+    otherwise it waits for the next thing that is due."""
     fallback_ms: int = 1500
     """A leader that has not heard from a majority for this long stops calling itself leader."""
     reconnect_ms: int = 200

@@ -64,6 +64,8 @@ class Membership:
         self._takeovers = 0
         self.beats = 0
         """Beats that the controller has taken."""
+        self.heard = asyncio.Event()
+        """Set while the controller takes them."""
 
     async def start(self) -> None:
         """Return when this node is registered and its beats go out; raise when it is refused."""
@@ -159,6 +161,7 @@ class Membership:
     async def _beat(self) -> None:
         me, controller = self._registration, self._metadata.controller
         if controller is None:
+            self.heard.clear()
             return
         try:
             if controller == me.node_id:
@@ -167,9 +170,14 @@ class Membership:
                 reply = await self._beat_remote(controller)
         except RaftqError as error:
             logger.info("node=%d beat to controller=%d failed: %s", me.node_id, controller, error)
+            self.heard.clear()
             await self._disconnect()
+            return
+        if reply.controls:
+            self.beats += 1
+            self.heard.set()
         else:
-            self.beats += reply.controls
+            self.heard.clear()
 
     async def _beat_remote(self, controller: int) -> HeartbeatReply:
         me = self._registration

@@ -232,7 +232,9 @@ class ObserverMetadata:
         assert connection is not None
         while True:
             index = None if self._whole else self.index
-            message = WatchMetadata(index, WAIT_MS, self.controller, self.term)
+            # The first answer shows that this is a voter, so it should come at once.
+            wait_ms = WAIT_MS if self._connected.is_set() else 0
+            message = WatchMetadata(index, wait_ms, self.controller, self.term)
             try:
                 async with asyncio.timeout(WAIT_MS / 1000 + GRACE_S) as self._scope:
                     reply = await connection.request(message)

@@ -111,6 +111,22 @@ class RaftNode(Elector):
         self.transport.tick(now)
         return self.applied < self.commit or bool(self.inbox)
 
+    def wait_s(self) -> float:
+        """How long nothing needs to be done unless something arrives.
+
+        Never so long that `step` would take this node for one that did not listen.
+        """
+        now, times = self.setup.clock(), self.setup.times
+        if self.proposals or self.stalled is not None or self.transport.unsettled:
+            return times.tick_ms / 1000
+        due = now + times.append_ms / 1000
+        if self._replication is None:
+            due = min(due, self.election_deadline)
+        else:
+            connected = [one for one, node in self.peers.items() if node in self.connected]
+            due = min(due, self._replication.due_at(connected))
+        return max(0.0, due - now)
+
     def _take_inbox(self) -> None:
         while self.inbox:
             proposal = self.inbox.popleft()

@@ -86,6 +86,12 @@ class Replication:
 
     # Sending.
 
+    def due_at(self, nodes: list[str]) -> float:
+        """When one of these is to hear from the leader, whether there is news or not."""
+        followers = self.followers
+        last = [max(followers[one].sent_at, followers[one].chunk_at) for one in nodes]
+        return min(last, default=float("inf")) + self._period
+
     def replicate(self, node: str, view: View, backlog: int) -> None:
         progress = self.followers[node]
         if progress.snapshot is None and progress.next <= self._journal.base_index:

@@ -83,6 +83,11 @@ class RaftTransport(Transport):  # type: ignore[misc]
         connection = self._live.get(node.id)
         return 0 if connection is None else connection.backlog
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether some other node is not connected, or someone has not said who it is."""
+        return bool(self._unknown) or len(self._live) < len(self._nodes)
+
     def tick(self, now: float) -> None:
         silent = now - self._times.connection_ms / 1000
         for connection in [*self._live.values(), *self._unknown.values()]:

@@ -73,7 +73,7 @@ def load_config(
 def _finish(values: dict[str, Any], problems: list[str]) -> NodeConfig:
     """The whole checks itself even when parts are wrong: everything is said at once."""
     node_id = next(iter(values.get("voters", ())), 0)
-    stand_in = {"node_id": node_id, "secret": bytes(16), "data_dir": "x"}
+    stand_in: dict[str, Any] = {"node_id": node_id, "secret": bytes(16), "data_dir": "x"}
     try:
         config = NodeConfig(**(stand_in | values))
     except ConfigError as error:

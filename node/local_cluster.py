@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -77,6 +78,7 @@ class LocalCluster:
         self._die_with_parent = die_with_parent and sys.platform == "linux"
         self._stop_s = stop_s
         self._processes: dict[int, _Process] = {}
+        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raftq-starter")
         self._pause = threading.Event()  # never set: a wait that a signal handler may interrupt
 
     def __enter__(self) -> Self:
@@ -211,6 +213,7 @@ class LocalCluster:
         """Ends every node: SIGTERM to all, then SIGKILL to those that stay."""
         self.adopt()
         self._end(self._stop_s if timeout is None else timeout)
+        self._starter.shutdown()
 
     def _planned(self) -> dict[int, LocalNode]:
         """The nodes and their addresses: those of the last time where they are free."""
@@ -280,7 +283,10 @@ class LocalCluster:
 
     def _spawn(self, node_id: int) -> None:
         tie = ("--die-with", str(os.getpid())) if self._die_with_parent else ()
-        child = spawn_node(self.files, node_id, (*self._command, *tie), self._env)
+        command = (*self._command, *tie)
+        # The kernel ends a tied process with the thread that started it, not with its process: so
+        # one thread starts them all and lives as long as this cluster.
+        child = self._starter.submit(spawn_node, self.files, node_id, command, self._env).result()
         self._processes[node_id] = _Process(child=child, wanted=True)
         self.nodes[node_id] = replace(self.nodes[node_id], pid=child.pid)
         self.files.note_pid(node_id, child.pid)
@@ -369,9 +375,10 @@ def kill_node(directory: str, node_id: int) -> int:
 def restart_node(directory: str, node_id: int, timeout: float = 30.0) -> LocalNode:
     """Starts a node again that is down; it outlives this process."""
     files = LocalFiles(os.path.abspath(directory))
+    node = files.node(node_id)
     with files.lock():
         nodes = files.read()
-        node = files.node(node_id)
+        node = nodes.get(node_id, node)
         if files.is_running(node):
             raise InvalidArgument(f"node {node_id} runs already, as process {node.pid}")
         child = spawn_node(files, node_id, COMMAND)

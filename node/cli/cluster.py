@@ -47,7 +47,7 @@ def status(bootstrap: Bootstrap = ANY, output: Output = Format.table) -> None:
 def nodes(bootstrap: Bootstrap = ANY, output: Output = Format.table) -> None:
     """List the nodes."""
     with open_admin(bootstrap) as admin:
-        found = sorted(admin.nodes(), key=lambda one: one.node_id)
+        found = admin.nodes()
     if output is Format.json:
         print_json([asdict(one) for one in found])
         return
@@ -64,10 +64,9 @@ def partitions(
     bootstrap: Bootstrap = ANY,
     output: Output = Format.table,
 ) -> None:
-    """Show where partitions are, of one topic or of all."""
+    """Show where partitions are: of one topic with offsets, or of all without."""
     with open_admin(bootstrap) as admin:
-        names = sorted(admin.list_topics()) if topic is None else [topic]
-        found = [admin.describe_topic(name) for name in names]
+        found = admin.describe_topics() if topic is None else [admin.describe_topic(topic)]
     if output is Format.json:
         print_json([topic_json(one) for one in found])
     else:
@@ -77,7 +76,7 @@ def partitions(
 @cluster_app.command()
 def move(
     topic: Topic,
-    partition: Annotated[int, typer.Argument(min=0, help="Which partition.")],
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0, help="Which one.")],
     replicas: Annotated[str, typer.Argument(metavar="NODE,NODE", help="The leader first.")],
     bootstrap: Bootstrap = ANY,
     output: Output = Format.table,
@@ -85,7 +84,7 @@ def move(
     """Start to move one partition to these nodes."""
     ids = _parse_ids(replicas)
     with open_admin(bootstrap) as admin:
-        admin.move_replicas(topic, partition, ids)
+        admin.move_replica(topic, partition, ids)
     if output is Format.json:
         print_json({"topic": topic, "partition": partition, "target": ids})
     else:
@@ -103,7 +102,7 @@ def drain(
 ) -> None:
     """Move leadership away from a node, before it is stopped for a while."""
     with open_admin(bootstrap) as admin:
-        leading = admin.drain_node(node_id, force=force)
+        leading = admin.drain(node_id, force=force)
     _drained(node_id, leading, "drains", output)
 
 
@@ -111,7 +110,7 @@ def drain(
 def undrain(node_id: Node, bootstrap: Bootstrap = ANY, output: Output = Format.table) -> None:
     """Let leadership come back to a node, and take back a decommission."""
     with open_admin(bootstrap) as admin:
-        admin.undrain_node(node_id)
+        admin.drain(node_id, drain=False)
     _drained(node_id, None, "takes part again", output)
 
 
@@ -126,7 +125,7 @@ def decommission(
 ) -> None:
     """Move everything away from a node, before it is removed for ever."""
     with open_admin(bootstrap) as admin:
-        leading = admin.decommission_node(node_id, force=force)
+        leading = admin.drain(node_id, decommission=True, force=force)
     _drained(node_id, leading, "gives its replicas away", output)
 
 

@@ -49,7 +49,7 @@ class Place:
 
     def seek(self, consumer: "Consumer", topic: str, partition: int) -> None:
         if self.to is not None:
-            consumer.seek(topic, partition, to=self.to)  # type: ignore[arg-type]
+            consumer.seek(topic, partition, to=self.to)
         elif self.offset is not None:
             consumer.seek(topic, partition, offset=self.offset)
         else:

@@ -63,10 +63,9 @@ def up(  # noqa: PLR0913 - what can be said about a cluster
     """Start a cluster on this machine and keep it until Ctrl-C."""
     from raftq.node.local_cluster import LocalCluster  # noqa: PLC0415 - help stays fast
 
+    parsed = _parse_settings(settings or [])
     directory = _directory(data)
-    cluster = LocalCluster(
-        directory, nodes, port=port, host=host, settings=_parse_settings(settings or [])
-    )
+    cluster = LocalCluster(directory, nodes, port=port, host=host, settings=parsed)
     with _stop_signal() as stop:
         try:
             cluster.start()

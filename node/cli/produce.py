@@ -5,6 +5,7 @@ go out in bulk: at most WINDOW portions wait for their acknowledgement, and one 
 The first record that is not delivered ends the command with an error that says so.
 """
 
+import base64
 import contextlib
 import os
 import sys
@@ -33,13 +34,35 @@ from raftq.node.cli.output import (
 
 if TYPE_CHECKING:
     from raftq.client.blocking import Producer
-    from raftq.client.results import Appended
+    from raftq.client.results import Appended, Deliveries, Delivery
 
 WINDOW = 64
 PORTION_BYTES = 1024 * 1024
 PORTION_RECORDS_MAX = 4_000
 FACES = 1_024  # different values that are generated
 DELIVERY_S = 130.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Records on their way: one whole of `send_many`, or single ones."""
+
+    count: int
+    many: "Deliveries | None"
+    single: "list[Delivery]"
+
+    def wait(self) -> int:
+        """Until all are acknowledged; how many there are."""
+        if self.many is not None:
+            self.many.wait(DELIVERY_S)
+        for one in self.single:
+            one.result(DELIVERY_S)
+        return self.count
+
+    def results(self) -> "list[Appended]":
+        if self.many is not None:
+            return self.many.result(DELIVERY_S)
+        return [one.result(DELIVERY_S) for one in self.single]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +75,14 @@ class Sending:
     priority: str | int
     partition: int | None
 
-    def send(self, producer: "Producer", values: list[bytes]) -> "Callable[[], list[Appended]]":
-        """Hands them over; the result waits until they are acknowledged."""
+    def send(self, producer: "Producer", values: list[bytes]) -> "Sent":
+        """Hands them over, without waiting until they are acknowledged."""
         if not self.headers:
             keys = None if self.key is None else [self.key] * len(values)
             many = producer.send_many(
                 self.topic, values, keys, priority=self.priority, partition=self.partition
             )
-            return lambda: many.result(DELIVERY_S)
+            return Sent(len(values), many, [])
         single = [
             producer.send(
                 self.topic,
@@ -71,7 +94,7 @@ class Sending:
             )
             for value in values
         ]
-        return lambda: [one.result(DELIVERY_S) for one in single]
+        return Sent(len(values), None, single)
 
 
 def produce(  # noqa: PLR0913 - what can be said about records
@@ -93,7 +116,9 @@ def produce(  # noqa: PLR0913 - what can be said about records
     priority: Annotated[
         str, typer.Option(help="critical, high, normal, low, background, or 0-4.")
     ] = "normal",
-    partition: Annotated[int | None, typer.Option("-p", min=0, help="This one only.")] = None,
+    partition: Annotated[
+        int | None, typer.Option("-p", "--partition", min=0, help="This one only.")
+    ] = None,
     acks: Annotated[str, typer.Option(help="all, leader or none.")] = "all",
     linger_ms: Annotated[int, typer.Option(min=0, help="Wait for more records.")] = 5,
     compression: Annotated[str | None, typer.Option(help="lz4 or zstd.")] = None,
@@ -142,11 +167,10 @@ def _file_lines(path: str) -> Iterator[list[bytes]]:
 
 
 def _generated(count: int, size: int) -> Iterator[list[bytes]]:
-    """Values that do not compress, from a pool: making new ones would cost more than sending."""
+    """Letters that hardly compress, from a pool: making new ones would cost more than sending."""
     portion = max(1, min(PORTION_RECORDS_MAX, PORTION_BYTES // size))
-    noise = os.urandom(min(size, 4096) + FACES)
-    faces = [(noise[at : at + size] * (size // 4096 + 1))[:size].ljust(size, b".")
-             for at in range(min(FACES, portion))]  # fmt: skip
+    noise = base64.b64encode(os.urandom(size + FACES))
+    faces = [noise[at : at + size] for at in range(min(FACES, portion))]
     values = (faces * (portion // len(faces) + 1))[:portion]
     left = count
     while left:
@@ -157,7 +181,7 @@ def _generated(count: int, size: int) -> Iterator[list[bytes]]:
 def _one_by_one(
     producer: "Producer", sending: Sending, values: list[bytes], output: Format
 ) -> None:
-    appended = sending.send(producer, values)()
+    appended = sending.send(producer, values).results()
     if output is Format.json:
         for one in appended:
             print_json(one._asdict())
@@ -178,16 +202,16 @@ def _in_bulk(
 ) -> None:
     started = time.perf_counter()
     records = size = 0
-    waiting: deque[Callable[[], list[Appended]]] = deque()
+    waiting: deque[Sent] = deque()
     with _progress(count, output) as advance:
         for values in source:
             waiting.append(sending.send(producer, values))
             records += len(values)
             size += sum(map(len, values))
             if len(waiting) > WINDOW:
-                advance(len(waiting.popleft()()))
+                advance(waiting.popleft().wait())
         while waiting:
-            advance(len(waiting.popleft()()))
+            advance(waiting.popleft().wait())
     seconds = max(time.perf_counter() - started, 1e-9)
     facts = {"count": records, "bytes": size, "seconds": round(seconds, 3)}
     rate = round(records / seconds)

@@ -43,15 +43,19 @@ def create(
     """Create a topic."""
     settings = parse_config(config or [])
     with open_admin(bootstrap) as admin:
-        admin.create_topic(topic, partitions=partitions, replication=replication, config=settings)
-    _done(output, topic, "created")
+        found = admin.create_topic(topic, partitions, replication, settings)
+    if output is Format.json:
+        print_json(topic_json(found))
+    else:
+        count = f"{len(found.partitions)} partitions, replication {found.replication}"
+        typer.echo(f"topic {printable(topic)} created: {count}")
 
 
 @topic_app.command(name="list")
 def list_topics(bootstrap: Bootstrap = ANY, output: Output = Format.table) -> None:
     """List the topics."""
     with open_admin(bootstrap) as admin:
-        names = sorted(admin.list_topics())
+        names = admin.list_topics()
     if output is Format.json:
         print_json(names)
     else:
@@ -109,7 +113,9 @@ def alter(
 @topic_app.command()
 def add_partitions(
     topic: Topic,
-    total: Annotated[int, typer.Argument(min=1, max=4096, help="How many there are then.")],
+    total: Annotated[
+        int, typer.Argument(metavar="TOTAL", min=1, max=4096, help="How many there are then.")
+    ],
     bootstrap: Bootstrap = ANY,
     output: Output = Format.table,
 ) -> None:
@@ -163,7 +169,7 @@ def partitions_table(topics: "Sequence[TopicDescription]") -> Any:
                 _ids(one.replicas),
                 _ids(one.isr),
                 _ids(one.target),
-                f"{one.start_offset}..{one.high_watermark}" if known else "unknown",
+                f"{one.start_offset}..{one.high_watermark}" if known else "",
             )
     return table
 

@@ -3,10 +3,13 @@
 A writer process enqueues messages in five lanes, some delayed, some poisoned, and says after each
 call what was acknowledged. It dies by SIGKILL at a random instant. The queue is opened again and
 everything in it compared with what was acknowledged; a second writer sends the rest; four threads
-consume it all. The last line and the exit code follow from the checks made on the way.
+consume it all. Then three nodes are started as real processes, two producers write to them, and the
+busiest leader is killed twice (cluster.py). The last line and the exit code follow from the checks
+made on the way.
 """
 
 import argparse
+import asyncio
 import random
 import sys
 import tempfile
@@ -16,7 +19,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from raftq.node.demo import report
+from raftq.node.demo import cluster_writer, report
 from raftq.node.demo.checks import (
     Check,
     Found,
@@ -26,6 +29,7 @@ from raftq.node.demo.checks import (
     judge_writers,
     verdict,
 )
+from raftq.node.demo.cluster import judge_cluster, run_cluster_story
 from raftq.node.demo.consumers import BATCHES, RATE_PART, Tally, consume_all
 from raftq.node.demo.plan import plan
 from raftq.node.demo.writer import OPTIONS, run_writer, write
@@ -56,12 +60,15 @@ class Demo:
         found = self._kill_and_compare(directory)
         self._finish_writing(directory, found)
         tally, letters = self._consume(directory)
+        story = run_cluster_story(f"{directory}-cluster", self._say)
+        self._checks += judge_cluster(story)
         for table in (
             report.checks_table(self._checks),
             report.shares_table(tally.seen.lanes),
             report.delays_table(tally.seen),
             report.letters_table(letters),
             report.timings_table(self._timings),
+            report.failovers_table(story.kills, story.failovers()),
         ):
             self._console.print(table)
         passed, sentence = verdict(self._checks)
@@ -128,6 +135,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--messages", type=int, default=MESSAGES, help=f"default {MESSAGES}")
     parser.add_argument("--seed", type=int, default=None, help="default: a random one, printed")
     parser.add_argument("--writer", metavar="DIR", help=argparse.SUPPRESS)
+    parser.add_argument("--cluster-writer", metavar="BOOTSTRAP", help=argparse.SUPPRESS)
+    parser.add_argument("--writer-number", type=int, default=0, help=argparse.SUPPRESS)
     parsed = parser.parse_args(arguments)
     if parsed.messages < MESSAGES_MIN:
         parser.error(f"--messages must be at least {MESSAGES_MIN}")
@@ -138,6 +147,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parse(arguments)
+    if parsed.cluster_writer:
+        asyncio.run(cluster_writer.write(parsed.cluster_writer, parsed.writer_number))
+        return 0
     if parsed.writer:
         skipped = frozenset(map(int, sys.stdin.read().split()))
         jobs = plan(parsed.messages, parsed.seed)

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from raftq.node.delivery.lanes import LANE_NAMES, WEIGHTS
 from raftq.node.demo.checks import Check, Deliveries, shares
+from raftq.node.demo.cluster import Kill
 from raftq.node.embedded.message import DeadLetter
 
 
@@ -53,6 +54,16 @@ def timings_table(timings: Sequence[tuple[str, int | None, float]]) -> Table:
     for what, count, seconds in timings:
         rate = f"{count / seconds:,.0f}" if count and seconds else ""
         table.add_row(what, "" if count is None else str(count), f"{seconds:.3f}", rate)
+    return table
+
+
+def failovers_table(kills: Sequence[Kill], seconds: Sequence[float]) -> Table:
+    """How long it took until records were acknowledged again where the killed node had led."""
+    table = _table("Failovers", "killed", "was leader of", "was the controller", "back after")
+    for kill, waited in zip(kills, seconds, strict=True):
+        led = f"{len(kill.led)} partitions"
+        controls = "yes" if kill.controller else "no"
+        table.add_row(f"node {kill.node_id}", led, controls, f"{1000 * waited:.0f} ms")
     return table
 
 

@@ -5,6 +5,7 @@ comes alone is sent at once. Everything is made on first use, so a node that nob
 has no connections to itself.
 """
 
+import logging
 from collections.abc import Mapping
 
 from raftq.client.admin import Admin
@@ -14,15 +15,18 @@ from raftq.client.results import Delivery
 from raftq.client.wire.errors import Detail, RaftqError
 from raftq.client.wire.layout import LANE_NORMAL
 from raftq.client.wire.record import VALUE_BYTES_MAX
+from raftq.cluster.state import TopicState
 from raftq.node.http.facts import NodeFacts
 from raftq.node.http.gateway import Outcome, Outgoing, Page, Placed, Position
 from raftq.node.http.reader import PageReader
+
+logger = logging.getLogger(__name__)
 
 CLIENT_NAME = "http"
 PUBLISH_MS = 25_000
 """Less than a request may take, so that the caller learns what kept its records."""
 BLOCK_MS = 5_000
-ADMIN_MS = 15_000
+ADMIN_MS = 12_000
 READ_S = 10.0
 CLOSE_S = 2.0
 
@@ -42,7 +46,7 @@ class ClientGateway:
     def _bootstrap(self) -> str:
         return show(self._facts.native_address)
 
-    async def publish(self, topic: str, partitions: int, records: Outgoing) -> list[Outcome]:
+    async def publish(self, topic: TopicState, records: Outgoing) -> list[Outcome]:
         producer = self._producer
         if producer is None:
             producer = self._producer = _SharedProducer(
@@ -53,8 +57,8 @@ class ClientGateway:
                 delivery_timeout_ms=PUBLISH_MS,
                 max_block_ms=BLOCK_MS,
             )
-        await producer.catch_up(topic, partitions)
-        return await _settled(await _sent(producer, topic, records))
+        await producer.catch_up(topic)
+        return await _settled(await _sent(producer, topic.name, records))
 
     async def read(
         self, topic: str, partition: int, position: Position, limit: int, bytes_max: int
@@ -76,17 +80,14 @@ class ClientGateway:
         self, name: str, partitions: int, replication: int, config: Mapping[str, Detail]
     ) -> int:
         admin = self._administration()
-        await admin.create_topic(
-            name, partitions=partitions, replication=replication, config=dict(config)
-        )
-        return partitions
+        made = await admin.create_topic(name, partitions, replication, config)
+        return len(made.partitions)
 
     async def delete_topic(self, name: str) -> None:
         await self._administration().delete_topic(name)
 
     async def add_partitions(self, name: str, total: int) -> int:
-        await self._administration().add_partitions(name, total)
-        return total
+        return len((await self._administration().add_partitions(name, total)).partitions)
 
     def _administration(self) -> Admin:
         if self._admin is None:
@@ -98,7 +99,10 @@ class ClientGateway:
         reader, self._reader = self._reader, None
         admin, self._admin = self._admin, None
         if producer is not None:
-            await producer.close(CLOSE_S)
+            try:
+                await producer.close(CLOSE_S)
+            except RaftqError as error:
+                logger.warning("records were not delivered", extra={"problem": str(error)})
         if reader is not None:
             await reader.close()
         if admin is not None:
@@ -106,12 +110,24 @@ class ClientGateway:
 
 
 class _SharedProducer(Producer):
-    """A producer that can be told that a topic has grown."""
+    """A producer that is told what the node's metadata knows before the routes do."""
 
-    async def catch_up(self, topic: str, partitions: int) -> None:
+    _ids: dict[str, int]
+
+    def _on_start(self) -> None:
+        super()._on_start()
+        self._ids = {}
+
+    async def catch_up(self, topic: TopicState) -> None:
         self._ensure_started()
-        known = self._accumulator.topics.get(topic)
-        if known is not None and len(known.outboxes) < partitions:
+        name, topic_id = topic.name, topic.topic_id
+        if self._ids.setdefault(name, topic_id) < topic_id:
+            # Another topic has taken over the name: with its own partitions, and sequences from 0.
+            self._accumulator.forget(name)
+            self._routes.unwant(name)
+            self._ids[name] = topic_id
+        known = self._accumulator.topics.get(name)
+        if known is not None and len(known.outboxes) < len(topic.partitions):
             await self._routes.refresh()
 
 

@@ -57,6 +57,7 @@ STATUS: dict[str, int] = {
     "directory_locked": 503,
     "directory_read_only": 507,
     "storage_failed": 500,
+    "file_closed": 503,
     "consensus": 503,
     "no_leader": 503,
     "outcome_unknown": 503,

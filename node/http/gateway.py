@@ -4,12 +4,13 @@
 makes REST one more client of the single publish and read path, and the tests' fake.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from raftq.client.wire.errors import Detail, RaftqError
-from raftq.client.wire.record import Headers, Record
+from raftq.client.wire.record import Headers
+from raftq.cluster.state import TopicState
 
 
 @dataclass(slots=True)
@@ -44,11 +45,28 @@ class Position:
     time_ms: int | None = None
 
 
+class Readable(Protocol):
+    """A record, whichever class the reader makes of it."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def timestamp(self) -> int: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes: ...
+    @property
+    def headers(self) -> Headers: ...
+    @property
+    def priority(self) -> int: ...
+
+
 @dataclass(slots=True)
 class Page:
     """Records in order of their offsets, and from where to read on."""
 
-    records: list[Record]
+    records: Sequence[Readable]
     next_offset: int
 
 
@@ -61,11 +79,8 @@ class Gateway(Protocol):
     @property
     def supports_delay(self) -> bool: ...
 
-    async def publish(self, topic: str, partitions: int, records: Outgoing) -> list[Outcome]:
-        """One outcome per record, in order. Raises what is wrong with all of them.
-
-        `partitions` is how many the topic has by now, as far as the node knows.
-        """
+    async def publish(self, topic: TopicState, records: Outgoing) -> list[Outcome]:
+        """One outcome per record, in order. Raises what is wrong with all of them."""
 
     async def read(
         self, topic: str, partition: int, position: Position, limit: int, bytes_max: int

@@ -16,10 +16,9 @@ from raftq.node.http.options import HttpOptions
 
 logger = logging.getLogger(__name__)
 
-LINGER_S = 2.0
-"""For reading on after a refusal, so that the caller gets to see the answer."""
 HEAD_LINE_BYTES_MAX = 8190
 HEAD_LINES_MAX = 100
+PROBLEM_CHARACTERS_MAX = 200
 
 RequestHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -39,7 +38,8 @@ class HttpConnection(web.RequestHandler):
         """Of requests that never reached a handler: bytes that are no HTTP, or our own mistake."""
         if status == 400:
             logger.debug("not HTTP", extra={"peer": request.remote, "problem": message})
-            refusal = Refusal("BAD_REQUEST", f"not a valid HTTP request: {message or exc}")
+            problem = " ".join(str(message or exc).split())[:PROBLEM_CHARACTERS_MAX]
+            refusal = Refusal("BAD_REQUEST", f"not a valid HTTP request: {problem}")
         else:
             logger.error("an HTTP request failed outside its handler", exc_info=exc)
             refusal = Refusal("INTERNAL", "the node failed to handle the request")
@@ -57,7 +57,7 @@ class HttpListener(web.Server):
     def __init__(self, handler: RequestHandler, options: HttpOptions) -> None:
         self._settings = {
             "keepalive_timeout": options.idle_ms / 1000,
-            "lingering_time": LINGER_S,
+            "lingering_time": options.linger_ms / 1000,
             "access_log": None,
             "auto_decompress": False,  # a small body can be a huge one, packed
             "max_line_size": HEAD_LINE_BYTES_MAX,

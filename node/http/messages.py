@@ -10,7 +10,7 @@ In JSON, bytes that are UTF-8 are text and others base64 with the encoding named
 are always binaries, and both binaries and texts are taken.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,10 @@ from raftq.client.wire.record import (
     KEY_BYTES_MAX,
     VALUE_BYTES_MAX,
     Headers,
-    Record,
 )
 from raftq.node.http.errors import Refusal, invalid
 from raftq.node.http.fields import Schema, encodable, kind_of, shown, unknown_field
-from raftq.node.http.gateway import Outgoing
+from raftq.node.http.gateway import Outgoing, Readable
 from raftq.node.http.values import (
     format_base64,
     format_time,
@@ -270,13 +269,13 @@ def _parsed(parse: Callable[[str], Any], given: Any, place: str) -> Any:
         raise invalid(place, str(error)) from None
 
 
-def write_records(records: list[Record], binary: bool) -> list[dict[str, Any]]:
+def write_records(records: Sequence[Readable], binary: bool) -> list[dict[str, Any]]:
     """The messages of an answer, for msgpack (`binary`) or JSON."""
     write = _binary if binary else _textual
     return [write(record) for record in records]
 
 
-def _binary(record: Record) -> dict[str, Any]:
+def _binary(record: Readable) -> dict[str, Any]:
     return {
         "offset": record.offset,
         "timestamp": format_time(record.timestamp),
@@ -287,7 +286,7 @@ def _binary(record: Record) -> dict[str, Any]:
     }
 
 
-def _textual(record: Record) -> dict[str, Any]:
+def _textual(record: Readable) -> dict[str, Any]:
     key, headers = record.key, record.headers
     written: dict[str, Any] = {
         "offset": record.offset,

@@ -30,6 +30,8 @@ class HttpOptions:
     """For the work of one request, from its body to its answer."""
     write_ms: int = 30_000
     """For how long a caller may take to read an answer before the connection is cut."""
+    linger_ms: int = 1_000
+    """For reading on after a refusal, so that the caller gets to see the answer."""
     read_bytes_max: int = 8 * MIB
     """Of the records of one read; a single larger record goes alone."""
     reads_max: int = 16

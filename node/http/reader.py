@@ -8,9 +8,11 @@ every client while the leadership moves.
 from raftq.client.base import Client
 from raftq.client.connection import Connection, Reply
 from raftq.client.options import Bootstrap, ClientOptions
+from raftq.client.records import Fetched, to_records
+from raftq.client.results import Record
 from raftq.client.retry import Backoff
 from raftq.client.tasks import pause
-from raftq.client.wire.batch import FLAG_CONTROL, decode
+from raftq.client.wire.batch import Batch
 from raftq.client.wire.errors import (
     InternalError,
     NotLeader,
@@ -27,7 +29,6 @@ from raftq.client.wire.messages import (
     ListOffsets,
     OffsetQuery,
 )
-from raftq.client.wire.record import Record
 from raftq.node.http.gateway import Page, Position
 
 FETCH_BYTES_MAX = 1024 * 1024
@@ -90,18 +91,16 @@ class _Asked:
         offset = position.offset
         if offset is None:
             offset = await self._find(position.time_ms)
-        page = Page([], offset)
-        room = self._bytes_max
+        taken = _Taken(offset, self._limit, self._bytes_max)
         for _ in range(FETCHES_MAX):
-            fetched, reply = await self._fetch(page.next_offset, min(room, FETCH_BYTES_MAX))
-            before = page.next_offset
-            room -= self._take(page, reply, room)
-            end = page.next_offset
-            if end == before or end >= fetched.high_watermark:
+            before = taken.next_offset
+            bytes_max = max(1, min(taken.room, FETCH_BYTES_MAX))
+            fetched, reply = await self._fetch(before, bytes_max)
+            taken.add_all(self._topic, self._partition, bytes(reply.raw))
+            end = taken.next_offset
+            if taken.full or end == before or end >= fetched.high_watermark:
                 break
-            if room <= 0 or len(page.records) >= self._limit:
-                break
-        return page
+        return Page(taken.records, taken.next_offset)
 
     async def _find(self, time_ms: int | None) -> int:
         topic, partition = self._topic, self._partition
@@ -131,27 +130,47 @@ class _Asked:
         _raise(found.error, self._topic, self._partition)
         return found, reply
 
-    def _take(self, page: Page, reply: Reply[FetchReply], room: int) -> int:
-        """Add what fits; the bytes of it. The first record is taken whatever its size."""
-        raw, at, taken = bytes(reply.raw), 0, 0
-        while at < len(raw):
-            batch = decode(raw, at)
+
+class _Taken:
+    """The records of a page, as far as they are there."""
+
+    __slots__ = ("_limit", "full", "next_offset", "records", "room")
+
+    def __init__(self, offset: int, limit: int, bytes_max: int) -> None:
+        self.records: list[Record] = []
+        self.next_offset = offset
+        self.room = bytes_max
+        self.full = False
+        self._limit = limit
+
+    def add_all(self, topic: str, partition: int, raw: bytes) -> None:
+        """Add batches that lie back to back, as long as there is room."""
+        at = 0
+        while at < len(raw) and not self.full:
+            batch = Batch(raw, at)
             at += batch.length
-            if batch.end_offset <= page.next_offset:
+            if batch.end_offset <= self.next_offset:
                 continue
-            records = [] if batch.flags & FLAG_CONTROL else batch.records()
-            for record in records:
-                if record.offset < page.next_offset:
-                    continue
-                size = _size(record)
-                full = len(page.records) >= self._limit or taken + size > room
-                if full and page.records:
-                    return taken if len(page.records) >= self._limit else max(taken, room)
-                page.records.append(record)
-                page.next_offset = record.offset + 1
-                taken += size
-            page.next_offset = batch.end_offset
-        return taken
+            records = to_records(Fetched(topic, partition, self.next_offset, batch))
+            if batch.body_length <= self.room and len(self.records) + len(records) <= self._limit:
+                self.records += records
+                self.room -= batch.body_length
+            else:
+                self._add_some(records)
+            if not self.full:
+                self.next_offset = batch.end_offset
+                self.full = len(self.records) >= self._limit
+
+    def _add_some(self, records: list[Record]) -> None:
+        """Add what fits, but one record whatever its size."""
+        for record in records:
+            size = _size(record)
+            if len(self.records) >= self._limit or (size > self.room and self.records):
+                self.full = True
+                return
+            self.records.append(record)
+            self.next_offset = record.offset + 1
+            self.room -= size
 
 
 def _size(record: Record) -> int:

@@ -68,7 +68,7 @@ class RecordHandlers:
             highest = max(one for one in records.partitions if one is not None)
             place = _place(call, records.partitions.index(highest), "partition")
             topic = await self._topics.with_partition(topic, highest, place)
-        outcomes = await self._gateway.publish(topic.name, len(topic.partitions), records)
+        outcomes = await self._gateway.publish(topic, records)
         assert len(outcomes) == len(records.values)
         return _published(records, outcomes)
 

@@ -8,6 +8,7 @@ import binascii
 import re
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 DURATION_CHARACTERS_MAX = 64
@@ -63,8 +64,14 @@ def parse_time(text: str) -> int:
 
 def format_time(ms: int) -> str:
     """RFC 3339 with milliseconds; what lies outside the years 1 to 9999 becomes their bound."""
-    ms = min(max(ms, TIME_MS_MIN), TIME_MS_MAX)
-    return (_EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds")[:-6] + "Z"
+    second, rest = divmod(min(max(ms, TIME_MS_MIN), TIME_MS_MAX), 1000)
+    return f"{_second(second)}.{rest:03d}Z"
+
+
+@lru_cache(maxsize=1024)
+def _second(second: int) -> str:
+    """Records of one page are mostly of few seconds."""
+    return (_EPOCH + timedelta(seconds=second)).isoformat()[:19]
 
 
 def parse_base64(text: str) -> bytes:

@@ -190,6 +190,7 @@ class Session(asyncio.BufferedProtocol):
         options = self._options
         return (
             self._writing_paused
+            or self.leaving
             or len(self._in_flight) >= options.in_flight_max
             or self._in_flight_bytes >= options.in_flight_bytes_max
             or self._memory.is_full(self._in_flight_bytes)
@@ -219,8 +220,6 @@ class Session(asyncio.BufferedProtocol):
                 if self._receiving_bytes:
                     self._account_whole()
                 self._handle(decode_message(frame), frame.correlation_id, frame.raw, frame.size)
-                if self.leaving:
-                    break
             else:
                 decoder.keep()
         except ProtocolError as error:

@@ -49,7 +49,7 @@ class TcpServer:
     there; it sees the Hello. `on_leave` is told of every admitted caller whose connection ended.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         handlers: Mapping[type[Message], Handler],
         *,

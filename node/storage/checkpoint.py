@@ -4,6 +4,7 @@
     0     4     magic            'RQCP'
     4     2     version          1
     6     2     flags            1 = the log was closed and nothing was written since
+                                 2 = sealed segments above flushed_offset may not be durable
     8     8     sequence         the valid slot with the higher one counts
     16    8     segment_base     base offset of the active segment
     24    8     position         bytes of it that are durable
@@ -30,6 +31,7 @@ VERSION = 1
 SLOT_BYTES = 64
 NAME = "checkpoint"
 _FLAG_CLEAN = 1
+_FLAG_LAZY = 2
 
 _SLOT = Struct("<4sHHqqqqq12x")
 _CRC = Struct("<I")
@@ -45,6 +47,7 @@ class Checkpoint:
     flushed_offset: int = 0
     start_offset: int = 0
     clean: bool = False
+    lazy: bool = False
     sure: bool = False
     """Not stored: whether no newer slot can have been lost to damage."""
 
@@ -53,7 +56,7 @@ def encode_slot(checkpoint: Checkpoint, sequence: int) -> bytes:
     slot = _SLOT.pack(
         MAGIC,
         VERSION,
-        _FLAG_CLEAN if checkpoint.clean else 0,
+        _FLAG_CLEAN * checkpoint.clean | _FLAG_LAZY * checkpoint.lazy,
         sequence,
         checkpoint.segment_base,
         checkpoint.position,
@@ -78,7 +81,8 @@ def decode_slot(slot: bytes, path: str) -> Checkpoint | None:
     sequence, base, position, flushed, start = numbers
     if min(numbers) < 0 or start > flushed:
         return None
-    return Checkpoint(sequence, base, position, flushed, start, bool(flags & _FLAG_CLEAN))
+    clean, lazy = bool(flags & _FLAG_CLEAN), bool(flags & _FLAG_LAZY)
+    return Checkpoint(sequence, base, position, flushed, start, clean, lazy)
 
 
 class CheckpointFile:
@@ -96,6 +100,9 @@ class CheckpointFile:
         self._file.write_at((self._sequence & 1) * SLOT_BYTES, slot)
         if sync:
             self._file.sync()
+
+    def sync(self) -> None:
+        self._file.sync()
 
     def close(self) -> None:
         self._file.close()

@@ -31,6 +31,10 @@ class LogConfig:
     with_lanes: bool = True
     """Keep the runs of each lane. Off for logs that nobody leases from: saves memory and time."""
 
+    seal_sync: bool = True
+    """Sync a segment when it is sealed. Off: rolling does not wait for the disk, the next sync
+    makes the sealed segment durable as well; after a crash a few segments more are read again."""
+
     write_behind_bytes: int = 8 * MIB
     """Ask the kernel to start writing after this many bytes, so that a sync finds little to do."""
 

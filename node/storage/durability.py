@@ -2,13 +2,16 @@
 
 One writer appends while another thread may sync. The writer publishes its head as one tuple, so a
 ticket sees an end offset and a position that belong together without a lock on the append path.
-Bytes below the active segment are durable already, because sealing syncs.
+Bytes below the active segment are durable already, because sealing syncs; unless the log seals
+lazily: then the files of sealed segments wait here for the next sync, which takes them first.
 
 A failed sync is final: the kernel may have dropped the pages, and a second sync would report a
 success that never happened. The log refuses writes until it is opened again.
 """
 
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from raftq.client.wire.errors import DiskFull, StorageError, StorageFailed
@@ -49,10 +52,34 @@ class SyncTicket:
 class Durability:
     """The flushed offset, the start offset, and the checkpoint that remembers both."""
 
-    __slots__ = ("_checkpoint", "_generation", "_lock", "failure", "flushed_offset", "start_offset")
+    __slots__ = (
+        "_checkpoint",
+        "_generation",
+        "_lock",
+        "_named",
+        "_sync_names",
+        "_unnamed",
+        "failure",
+        "flushed_offset",
+        "start_offset",
+        "unsynced",
+    )
 
-    def __init__(self, checkpoint: CheckpointFile, flushed_offset: int, start_offset: int) -> None:
+    def __init__(
+        self,
+        checkpoint: CheckpointFile,
+        flushed_offset: int,
+        start_offset: int,
+        sync_names: Callable[[], None] | None = None,
+    ) -> None:
+        """With `sync_names`, which syncs the log's directory, the log seals lazily."""
         self._checkpoint = checkpoint
+        self._sync_names = sync_names
+        self.unsynced: tuple[tuple[int, File], ...] = ()
+        """(base offset, file) of sealed segments not known to be durable, oldest first."""
+        # How many segments were started without a sync of their names, and of how many since.
+        self._unnamed = 0
+        self._named = 0
         self._lock = threading.Lock()
         # Truncation starts a new generation: a sync begun before it must not vouch for what was
         # appended in place of the truncated bytes.
@@ -79,8 +106,13 @@ class Durability:
     def run(self, head: Head, generation: int) -> None:
         if self._covered(head, generation):
             return
+        sealed, unnamed = self.unsynced, self._unnamed
         try:
+            for entry in sealed:
+                self._sync_sealed(entry)
             head.file.sync()
+            if unnamed != self._named and self._sync_names is not None:
+                self._sync_names()
         except FileClosed:
             if self._covered(head, generation):
                 return
@@ -91,13 +123,51 @@ class Durability:
             self.fail(error)
             raise
         with self._lock:
-            if not self._covered(head, generation):
-                self.flushed_offset = head.end_offset
-                self._write(head)
+            if self._covered(head, generation):
+                return
+            self.flushed_offset = head.end_offset
+            self.unsynced = tuple(entry for entry in self.unsynced if entry not in sealed)
+            self._named = max(self._named, unnamed)
+            self._write(head)
+        if sealed:
+            # Only a hint, but an old one means that all segments since are read again.
+            with suppress(FileClosed):
+                self._checkpoint.sync()
 
     def _covered(self, head: Head, generation: int) -> bool:
         """Sealing, truncation or another ticket has made this sync superfluous."""
         return generation != self._generation or head.end_offset <= self.flushed_offset
+
+    def _sync_sealed(self, entry: tuple[int, File]) -> None:
+        try:
+            entry[1].sync()
+        except FileClosed:
+            if entry in self.unsynced:
+                raise  # otherwise its segment was dropped meanwhile, and needs no sync
+
+    def leave_unsynced(self, base_offset: int, file: File) -> None:
+        """The segment was sealed, and the next one has its name, without any sync."""
+        with self._lock:
+            self.unsynced = (*self.unsynced, (base_offset, file))
+            self._unnamed += 1
+
+    def settle(self, head: Head) -> None:
+        """Make every sealed segment durable, and forget their files: they are about to change."""
+        self.begin(head).run()
+        if self._unnamed != self._named and self._sync_names is not None:
+            try:
+                self._sync_names()
+            except StorageFailed as error:
+                self.fail(error)
+                raise
+        with self._lock:
+            self.unsynced = ()
+            self._named = self._unnamed
+
+    def release_below(self, offset: int) -> None:
+        """Segments that start below the offset are about to be dropped."""
+        with self._lock:
+            self.unsynced = tuple(entry for entry in self.unsynced if entry[0] >= offset)
 
     def sealed(self, head: Head) -> None:
         """A new segment starts at `head`: all below it is durable."""
@@ -116,7 +186,13 @@ class Durability:
         """Remember durably that the log is empty and goes on here; no segment is there now."""
         with self._lock:
             self.start_offset = self.flushed_offset = offset
-            slot = Checkpoint(segment_base=offset, flushed_offset=offset, start_offset=offset)
+            self.unsynced = ()
+            slot = Checkpoint(
+                segment_base=offset,
+                flushed_offset=offset,
+                start_offset=offset,
+                lazy=self._sync_names is not None,
+            )
             self._checkpoint.write(slot, sync=True)
 
     def move_start(self, start_offset: int, head: Head) -> None:
@@ -138,6 +214,7 @@ class Durability:
             flushed_offset=flushed,
             start_offset=self.start_offset,
             clean=clean,
+            lazy=self._sync_names is not None,
         )
         try:
             self._checkpoint.write(slot, sync=sync)

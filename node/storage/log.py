@@ -8,12 +8,14 @@ Invariants
 - Offsets are given out once and never move: not by recovery, not by damage, not by compaction.
 - A refused append (DiskFull) leaves no byte and no offset behind; the next one may succeed.
 - After a failed write or sync (StorageFailed) every write is refused until the log is opened again.
-- Only the active segment has bytes that are not durable: sealing syncs it.
+- Only the active segment has bytes that are not durable: sealing syncs it. With `seal_sync` off a
+  few sealed segments may have such bytes too; whatever rests on durable segments syncs them first.
 
 The log knows nothing of leases, groups or topics, and it does not lock its directory.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from crc32c import crc32c
 
@@ -44,6 +46,9 @@ from raftq.node.storage.scrub import ScrubState, ScrubStep, scrub_step
 from raftq.node.storage.segment import Segment
 from raftq.node.storage.stamped import Facts, Row, check_stamped
 
+# Sealed segments that may wait for a sync: what a crash can cost, and what is read again after it.
+_UNSYNCED_MAX = 4
+
 
 class Log(ReadableLog):
     """An open log. `end_offset` is the offset the next record gets."""
@@ -70,7 +75,10 @@ class Log(ReadableLog):
         self._page_cache = PageCache(config, self.segments)
         self._scrub = ScrubState()
         self._take_active()
-        self._durability = Durability(recovered.checkpoint, self.end_offset, recovered.start_offset)
+        sync_names = None if config.seal_sync else partial(disk.sync_directory, directory)
+        self._durability = Durability(
+            recovered.checkpoint, self.end_offset, recovered.start_offset, sync_names
+        )
         # Synced: what this log now reports as its start and as flushed must not move back.
         self._durability.remember(Head(*self._head), sync=True)
 
@@ -237,17 +245,25 @@ class Log(ReadableLog):
         index = self._index
         if index.end_offset == index.base_offset:
             return
+        lazy, file = not self._config.seal_sync, self._file
+        if len(self._durability.unsynced) >= _UNSYNCED_MAX:
+            self._durability.settle(Head(*self._head))
         try:
-            self._file.sync()
-            self.segments.seal_active()
-            self.segments.create(index.end_offset)
+            if not lazy:
+                file.sync()
+            self.segments.seal_active(sync=not lazy)
+            self.segments.create(index.end_offset, sync=not lazy)
         except StorageFailed as error:
             self._durability.fail(error)
             raise
         self._page_cache.seal(index.size)
         self.segments.summarize_sealed()
+        if lazy:
+            # Before anybody can ask for a sync of the next segment.
+            self._durability.leave_unsynced(index.base_offset, file)
         self._take_active()
-        self._durability.sealed(Head(*self._head))
+        if not lazy:
+            self._durability.sealed(Head(*self._head))
 
     def _seal_by_age(self, now_ms: int) -> None:
         age_ms, first_ms = self._config.segment_age_ms, self._index.first_timestamp
@@ -267,6 +283,8 @@ class Log(ReadableLog):
             self.sync()
             return
         self._check_range(end_offset)
+        if self._durability.unsynced:
+            self._durability.settle(Head(*self._head))
         number, position, end = self._reader.cut_point(end_offset)
         segments = self.segments
         segment = segments.items[number]
@@ -303,8 +321,6 @@ class Log(ReadableLog):
         if start_offset <= self.start_offset:
             return 0
         self._check_range(start_offset)
-        if start_offset > self.flushed_offset:
-            self.sync()
         bases = self.segments.bases
         count = sum(base <= start_offset for base in bases[1:])
         return self._drop_front(count, start_offset)
@@ -328,8 +344,11 @@ class Log(ReadableLog):
         return self._drop_front(count, max(self.segments.bases[count], self.start_offset))
 
     def _drop_front(self, count: int, start_offset: int) -> int:
+        if start_offset > self.flushed_offset:
+            self.sync()
         try:
             self._durability.move_start(start_offset, Head(*self._head))
+            self._durability.release_below(self.segments.bases[count])
             freed = self.segments.drop_front(count)
         except StorageFailed as error:
             self._durability.fail(error)
@@ -382,6 +401,8 @@ class Log(ReadableLog):
     def replace_segment(self, segment: Segment, temporary: str) -> None:
         """Swap in a rewritten sealed segment that covers the same offsets."""
         self._durability.check()
+        if self._durability.unsynced:
+            self._durability.settle(Head(*self._head))
         try:
             self.segments.replace_file(segment, temporary)
         except StorageFailed as error:

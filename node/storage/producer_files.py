@@ -17,6 +17,7 @@ from raftq.client.wire.errors import (
 from raftq.node.storage.disk import Disk
 from raftq.node.storage.log import Log
 from raftq.node.storage.producers import BYTES_MAX, Producers
+from raftq.node.storage.segment import replace_unsynced
 from raftq.node.storage.stamped import good_facts
 
 KEPT = 2
@@ -27,18 +28,10 @@ _READ_BYTES = 1024 * 1024
 
 def save(producers: Producers, disk: Disk, directory: str) -> bool:
     """Write a snapshot as of `producers.end_offset`; False when the disk has no room for it."""
-    path = _path(directory, producers.end_offset)
-    temporary = path + ".tmp"
-    file = disk.open(temporary, create=True)
     try:
-        file.truncate(0)
-        file.append([producers.dump()])
+        replace_unsynced(disk, _path(directory, producers.end_offset), producers.dump())
     except DiskFull:
-        disk.remove(temporary)
         return False
-    finally:
-        file.close()
-    disk.rename(temporary, path)
     for old in _offsets(disk, directory)[:-KEPT]:
         disk.remove(_path(directory, old))
     return True

@@ -3,6 +3,8 @@
 - A sealed segment with an index that fits is believed without reading it; a missing or damaged
   index is made again from the batches. A segment was durable before its successor was created, so
   what is unreadable in it is damage, never a torn write.
+  In a log that seals lazily this holds up to the flushed offset; above it a sealed segment may be
+  torn like the last one, and then it is the last one.
 - The last segment is read. Bad bytes at its end are a torn tail and are cut, but only where the
   log was not known to be durable; otherwise they are damage.
 - Damage never moves an offset: it becomes a DamagedRange, everything around it stays readable, and
@@ -85,7 +87,7 @@ class _Recovery:
         start = self._slot.start_offset if self._slot is not None else 0
         segments = self._segments
         try:
-            bases = self._remove_old(self._tidy(), start, checkpoint)
+            bases = self._cut_torn(self._remove_old(self._tidy(), start, checkpoint))
             for number, base in enumerate(bases[:-1]):
                 self._open_sealed(base, bases[number + 1])
             if bases:
@@ -130,6 +132,43 @@ class _Recovery:
             self._remove(f"{name}.log")
         return bases
 
+    def _cut_torn(self, bases: list[int]) -> list[int]:
+        """Where a log that seals lazily was torn in a sealed segment, that one is its last.
+
+        The segments above the flushed offset are read, whatever their indexes say. What is whole
+        is made durable; behind the first that is not, nothing follows from what came before.
+        """
+        if self._slot is None or not self._slot.lazy:
+            return bases
+        for number, base in enumerate(bases[:-1]):
+            following = bases[number + 1]
+            if following <= self._flushed_offset:
+                continue
+            path = f"{self._directory}/{base:020d}.log"
+            file = self._disk.open(path)
+            try:
+                index = self._segments.new_index(base)
+                scan(file, path, index, file.size)
+                self._report.scanned_bytes += file.size
+                if self._flushed_offset <= index.end_offset < following:
+                    self._remove_from(number + 1, bases)
+                    return bases[: number + 1]
+                self._rewrite(file, 0, file.size)
+                file.sync()
+            except UnknownFormat as error:
+                raise UnknownFormat(f"{path}: {error}") from error
+            finally:
+                file.close()
+        return bases
+
+    def _remove_from(self, number: int, bases: list[int]) -> None:
+        """Remove these segments, the newest first, durably before anything takes their place."""
+        for base in reversed(bases[number:]):
+            if self._disk.exists(f"{self._directory}/{base:020d}.index"):
+                self._remove(f"{base:020d}.index")
+            self._remove(f"{base:020d}.log")
+        self._disk.sync_directory(self._directory)
+
     def _open_first(self, base: int, start: int) -> int:
         """Where the log starts. Segments go only after the checkpoint says so: others are lost."""
         if start < base and self._slot is not None and self._slot.sure:
@@ -140,6 +179,8 @@ class _Recovery:
     def _open_sealed(self, base: int, next_base: int) -> None:
         segment = Segment(self._directory, base, self._segments.new_index(base))
         try:
+            if self._slot is not None and self._slot.lazy and next_base > self._flushed_offset:
+                raise CorruptFile(f"{segment.index_path} may be older than its segment")
             segment.facts = read_summary(self._disk, segment, self._segments.config.with_lanes)
         except CorruptFile:
             segment.facts = summarize(self._rebuild(segment, next_base))

@@ -28,6 +28,7 @@ from raftq.node.storage.scan import scan
 
 INDEXES_MAX = 8
 FILES_MAX = 32
+FILES_KEPT = 8  # of the newest segments, which may still have to be synced
 INDEX_BYTES_MAX = 1 << 31
 _HEAD_READ_BYTES = 4096
 
@@ -75,6 +76,21 @@ def write_index_if_room(disk: Disk, segment: Segment, index: SegmentIndex) -> No
         write_index(disk, segment, index)
 
 
+def replace_unsynced(disk: Disk, path: str, data: bytes) -> None:
+    """Replace a file whose content is checked when it is read: a crash may leave anything."""
+    temporary = path + ".tmp"
+    file = disk.open(temporary, create=True)
+    try:
+        file.truncate(0)
+        file.append([data])
+    except DiskFull:
+        disk.remove(temporary)
+        raise
+    finally:
+        file.close()
+    disk.rename(temporary, path)
+
+
 class Segments:
     """The ordered segments of one log."""
 
@@ -119,14 +135,15 @@ class Segments:
         config = self.config
         return SegmentIndex(base_offset, config.index_interval_bytes, config.with_lanes)
 
-    def create(self, base_offset: int) -> None:
-        """Add an empty active segment; its name is durable on return."""
+    def create(self, base_offset: int, sync: bool = True) -> None:
+        """Add an empty active segment; its name is durable on return, unless not synced."""
         segment = Segment(self.directory, base_offset, self.new_index(base_offset))
         file = self._disk.open(segment.path, create=True)
         try:
             if file.size:
                 file.truncate(0)
-            self._disk.sync_directory(self.directory)
+            if sync:
+                self._disk.sync_directory(self.directory)
         except BaseException:
             file.close()
             raise
@@ -138,13 +155,17 @@ class Segments:
         self.bases.append(segment.base_offset)
         self._changed()
 
-    def seal_active(self) -> None:
-        """Write the active segment's index; its bytes are durable already."""
+    def seal_active(self, sync: bool = True) -> None:
+        """Write the active segment's index."""
         segment = self.items[-1]
         index = segment.facts
         assert isinstance(index, SegmentIndex)
         # On a full disk without: rolling is how a log comes to drop what nobody needs.
-        write_index_if_room(self._disk, segment, index)
+        with suppress(DiskFull):
+            if sync:
+                write_index(self._disk, segment, index)
+            else:
+                replace_unsynced(self._disk, segment.index_path, encode_index(index))
 
     def summarize_sealed(self) -> None:
         """Keep only the summary of the segment before the active one."""
@@ -219,8 +240,10 @@ class Segments:
         file = self._disk.open(segment.path)
         self._files[base] = file
         if len(self._files) > FILES_MAX:
-            oldest = next(key for key in self._files if key != self.items[-1].base_offset)
-            self._files.pop(oldest).close()
+            kept = self.bases[-FILES_KEPT:]
+            oldest = next((key for key in self._files if key not in kept), None)
+            if oldest is not None:
+                self._files.pop(oldest).close()
         return file
 
     def forget(self, segment: Segment) -> None:

@@ -1,6 +1,7 @@
 """A node and a cluster in memory, for the HTTP server, and a caller of it."""
 
 import asyncio
+import io
 import json as json_module
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,9 @@ class FakeMetadata:
     """The part of a MetadataLog that HTTP looks at."""
 
     def __init__(self) -> None:
-        self.state = ClusterState("test")
+        self._state = ClusterState("test")
+        self.looked = asyncio.Event()
+        """Set whenever somebody looks at the state."""
         self.index = 7
         self.controller: int | None = 1
         self.is_controller = True
@@ -44,6 +47,11 @@ class FakeMetadata:
             self.state.nodes[node_id] = NodeState(
                 node_id, "127.0.0.1", 7070 + node_id, 8080, "", "", 1, node_id < 3, False, False
             )
+
+    @property
+    def state(self) -> ClusterState:
+        self.looked.set()
+        return self._state
 
     def subscribe(self, callback: Callable[[Sequence[Any]], None]) -> None:
         self._subscribers.append(callback)
@@ -108,6 +116,7 @@ class FakeGateway:
         self.gate: asyncio.Event | None = None
         self.waiting = 0
         self.reached = asyncio.Condition()
+        self.reading = asyncio.Event()
         self.closed = False
         self.start_offset = 0
 
@@ -124,7 +133,7 @@ class FakeGateway:
         async with self.reached:
             await self.reached.wait_for(lambda: self.waiting >= count)
 
-    async def publish(self, topic: str, partitions: int, records: Outgoing) -> list[Outcome]:
+    async def publish(self, topic: TopicState, records: Outgoing) -> list[Outcome]:
         await self._enter()
         self.published.append(records)
         outcomes: list[Outcome] = []
@@ -133,8 +142,8 @@ class FakeGateway:
                 outcomes.append(self.failing[at])
                 continue
             chosen = records.partitions[at] if records.partitions else None
-            number = at % partitions if chosen is None else chosen
-            log = self.logs[topic][number]
+            number = at % len(topic.partitions) if chosen is None else chosen
+            log = self.logs[topic.name][number]
             key = records.keys[at] if records.keys else None
             headers = (records.headers[at] if records.headers else None) or {}
             lane = records.priorities[at] if records.priorities else 2
@@ -146,6 +155,7 @@ class FakeGateway:
         self, topic: str, partition: int, position: Position, limit: int, bytes_max: int
     ) -> Page:
         await self._enter()
+        self.reading.set()
         log = self.logs[topic][partition]
         offset = self.start_offset if position.offset is None else position.offset
         if position.time_ms is not None:
@@ -188,6 +198,27 @@ class FakeGateway:
         self.closed = True
 
 
+class WatchedMetrics(NodeMetrics):
+    """Metrics that tell when no HTTP request is under way."""
+
+    def __init__(self) -> None:
+        self.idle = asyncio.Event()
+        self._in_flight = 0
+        super().__init__()
+
+    @property
+    def http_in_flight(self) -> int:  # type: ignore[override]
+        return self._in_flight
+
+    @http_in_flight.setter
+    def http_in_flight(self, count: int) -> None:
+        self._in_flight = count
+        if count:
+            self.idle.clear()
+        else:
+            self.idle.set()
+
+
 @dataclass
 class Answer:
     status: int
@@ -203,8 +234,9 @@ class Rest:
         self.metadata = FakeMetadata()
         self.facts = FakeFacts(self.metadata)
         self.gateway = FakeGateway(self.metadata)
-        self.metrics = NodeMetrics()
+        self.metrics = WatchedMetrics()
         self.now_ms = NOW_MS
+        self.port = 0
         self.server = HttpServer(
             self.facts, self.gateway, self.metrics, lambda: self.now_ms, options
         )
@@ -212,6 +244,7 @@ class Rest:
 
     async def __aenter__(self) -> Self:
         await self.server.start("127.0.0.1", 0)
+        self.port = self.server.port
         self._session = aiohttp.ClientSession(f"http://127.0.0.1:{self.server.port}")
         return self
 
@@ -241,6 +274,8 @@ class Rest:
         if packed is not None:
             data = msgpack.packb(packed)
             sent.setdefault("Content-Type", "application/msgpack")
+        if isinstance(data, bytes) and len(data) > 1_000_000:
+            data = io.BytesIO(data)
         async with self._session.request(method, path, data=data, headers=sent) as response:
             raw = await response.read()
             answer = Answer(response.status, response.headers, raw)
@@ -273,9 +308,7 @@ class Rest:
             await writer.wait_closed()
 
 
-def served(
-    story: Callable[[Rest], Awaitable[None]], options: HttpOptions | None = None
-) -> None:
+def served(story: Callable[[Rest], Awaitable[None]], options: HttpOptions | None = None) -> None:
     """Run a story with a server of its own."""
 
     async def run() -> None:

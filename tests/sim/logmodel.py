@@ -245,6 +245,7 @@ class Workload:
         self.config = LogConfig(
             segment_bytes=self.rng.choice([4096, 5000, 9000]),
             index_interval_bytes=self.rng.choice([64, 300, 4096]),
+            seal_sync=self.rng.random() < 0.5,
         )
         self.now_ms = EPOCH_MS + 1000 * len(self.model.ends)
         self.epoch = max((row[5] for row in self.model.rows.values()), default=0)

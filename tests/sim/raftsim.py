@@ -48,6 +48,8 @@ class Machine:
 
 
 class FakeTransport(Transport):  # type: ignore[misc]
+    unsettled = False
+
     def __init__(self, owner: Any, me: Node, others: Any, sink: Callable[..., None]) -> None:
         super().__init__(owner, me, others)
         self._me = me.id

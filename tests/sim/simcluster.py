@@ -15,6 +15,7 @@ What it may not fail with is kept in `bugs`.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -35,6 +36,7 @@ from raftq.client.wire.errors import (
 from raftq.cluster.controller import ControllerConfig
 from raftq.node.app import Node
 from raftq.node.config import Address, NodeConfig, ReplicationConfig
+from raftq.node.partition import Partition
 from raftq.node.storage.syncer import LoopSyncer
 
 CLUSTER_ID = "sim"
@@ -96,7 +98,7 @@ def make_plan(seed: int) -> Plan:
         producers=rng.randint(1, 3),
         records=rng.randint(20, 60),
         faults_s=rng.uniform(3, 12),
-        fault_every_s=rng.choice((0.3, 0.8, 1.5)),
+        fault_every_s=rng.choice((0.15, 0.3, 0.8, 1.5)),
         always=always,
         churn=rng.choice((0.0, 0.0, 0.01)),
         shape=NetworkShape(
@@ -126,6 +128,7 @@ class SimNode:
         self._boots = 0
         self._runs = 0
         self._lost = (False, False)
+        self._copies: dict[Key, Partition] = {}
         self._skew_ms = self.rng.randint(-2_000, 2_000)
 
     @property
@@ -196,11 +199,9 @@ class SimNode:
         if not self.up:
             return
         assert self.process is not None
-        if self.node is not None:
-            self.ends = {
-                (one.place.topic, one.place.number): one.log.end_offset
-                for one in self.node.partitions
-            }
+        self._note_copies()
+        self.ends.update({key: copy.log.end_offset for key, copy in self._copies.items()})
+        self._copies.clear()
         self.cluster.loop.trace(f"kill {self.process.name} power={power} wipe={wipe}")
         self.machine.powered = not power
         if power:
@@ -209,7 +210,26 @@ class SimNode:
         self.tainted = self.tainted or wipe or power
         self.process.kill()
         if wipe:
+            self.ends.clear()
             self.cluster.consensus.seats[self.node_id].durable_index = 0
+
+    def _note_copies(self) -> None:
+        """Remember the logs of this run: a node that stops forgets them."""
+        if self.node is not None:
+            for one in self.node.partitions:
+                self._copies[one.place.topic, one.place.number] = one
+
+    async def leave(self) -> None:
+        """What SIGTERM does. The process runs on, empty, until it is killed."""
+        node = self.node
+        assert node is not None
+        self.cluster.loop.trace(f"stop {self.machine.name}")
+        try:
+            await node.drain()
+        finally:
+            self._note_copies()
+            with suppress(DiskFull):
+                await node.stop()
 
     def _die(self) -> None:
         """The disk as the next process finds it; the old one answers to nobody any more."""

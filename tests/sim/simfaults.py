@@ -8,10 +8,14 @@ any (topics that sync before they acknowledge may lose power at will).
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from random import Random
 from typing import Any
 
 from simcluster import SimCluster, SimNode
+
+from raftq.client.wire.errors import RaftqError
+from raftq.cluster.commands import Command, MoveReplicas
 
 Fault = Callable[[], Coroutine[Any, Any, None]]
 
@@ -36,6 +40,8 @@ class Faults:
             "slow": self.slow,
             "full_disk": self.full_disk,
             "slow_metadata": self.slow_metadata,
+            "restart": self.restart,
+            "move": self.move,
         }
         # Each seed has some of them, so that rare combinations come about too.
         names = self.rng.sample(list(kinds), self.rng.randint(2, len(kinds)))
@@ -54,6 +60,11 @@ class Faults:
                 group.create_task(self._kinds[name]())
 
     def _node(self) -> SimNode:
+        """The leader of some partition, or just any node."""
+        state = self._cluster.consensus.state
+        leaders = [one.leader for _, _, one in state.all_partitions() if one.leader is not None]
+        if leaders and self.rng.random() < 0.6:
+            return self._cluster.nodes[self.rng.choice(leaders)]
         return self.rng.choice(list(self._cluster.nodes.values()))
 
     async def _last(self, seconds_max: float) -> None:
@@ -105,6 +116,19 @@ class Faults:
             await self._last(3.0)
             node.start()
 
+    async def restart(self) -> None:
+        """As SIGTERM does: hand on, finish, close, exit; killed when it takes too long."""
+        node = self._node()
+        process = node.process
+        if not node.ready or process is None or process.paused:
+            return
+        stopping = process.spawn(node.leave())
+        await asyncio.wait((stopping,), timeout=8.0)
+        if process is node.process:
+            node.kill()
+        await self._last(2.0)
+        node.start()
+
     async def wipe(self) -> None:
         node = self._node()
         if node.up and self._may_lose_data(node) and self._is_back(node):
@@ -118,6 +142,17 @@ class Faults:
             process.pause()
             await self._last(5.0)
             process.resume()
+
+    async def move(self) -> None:
+        """An operator moves a partition to other nodes."""
+        cluster, node = self._cluster, self._node()
+        topic = self.rng.choice(cluster.plan.topics)
+        number = self.rng.randrange(topic.partitions)
+        target = tuple(self.rng.sample(list(cluster.nodes), 3))
+        if node.ready and node.process is not None and node.node is not None:
+            command = MoveReplicas(topic.name, number, target)
+            node.process.spawn(_propose(node, command))
+        await self._last(1.0)
 
     # Links.
 
@@ -174,3 +209,9 @@ class Faults:
         node.disk.capacity = node.disk.used_bytes() + self.rng.randint(0, 2_000)
         await self._last(4.0)
         node.disk.capacity = None
+
+
+async def _propose(node: SimNode, command: Command) -> None:
+    assert node.node is not None
+    with suppress(RaftqError):
+        await node.node.metadata.propose(command)

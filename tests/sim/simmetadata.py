@@ -306,7 +306,9 @@ class SimMetadata:
         if self.process.dead:
             self._consensus.seats[self.node_id].member = None
         elif not self.process.paused:
-            self._loop.call_soon(self._notice, context=self.process.context)
+            news = (self._consensus.leader, self._consensus.term) != (self.controller, self.term)
+            if news or self._silent_since is not None or not self._consensus.hears(self.node_id):
+                self._loop.call_soon(self._notice, context=self.process.context)
             self.catch_up_soon()
 
     def _notice(self) -> None:

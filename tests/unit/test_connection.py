@@ -30,7 +30,6 @@ from raftq.client.wire.messages import (
     InitProducer,
     InitProducerReply,
     Message,
-    Metadata,
     Ping,
     PingReply,
     Produce,
@@ -479,61 +478,5 @@ def test_a_bad_request_is_refused_and_harms_nothing(go: Go) -> None:
                 _, id_ = await peer.read()
                 peer.send(PingReply(), id_)
                 await future
-
-    go(main())
-
-
-def test_an_idle_connection_learns_that_its_node_is_silent(go: Go) -> None:
-    """1. The node answers a ping. 2. It does not answer the next. 3. The connection is lost."""
-
-    async def main() -> None:
-        async with fake_node() as node:
-            connection, peer = await node.connect(ping_ms=30)
-            message, id_ = await peer.read()
-            assert message == Ping()
-            peer.send(PingReply(), id_)
-            message, _ = await peer.read()
-            assert message == Ping()
-            await asyncio.wait((connection._ended,))
-            assert connection.closed
-            with pytest.raises(ConnectionLost, match="silent for 60 ms"):
-                await connection.request(Ping())
-            await connection.close()
-
-    go(main())
-
-
-def test_a_node_that_says_anything_is_not_asked_for_a_sign_of_life(go: Go) -> None:
-    async def main() -> None:
-        async with fake_node() as node:
-            connection, peer = await node.connect(ping_ms=200)
-            async with connection:
-                start = asyncio.get_running_loop().time()
-                asked = 0
-                while asyncio.get_running_loop().time() < start + 0.5:
-                    future = connection.submit(InitProducer())
-                    message, id_ = await peer.read()
-                    asked += message == Ping()
-                    if message == Ping():
-                        peer.send(PingReply(), id_)
-                        _, id_ = await peer.read()
-                    peer.send(InitProducerReply(1, 1), id_)
-                    await future
-                    await asyncio.sleep(0.01)
-                assert asked == 0
-
-    go(main())
-
-
-def test_requests_in_flight_end_when_their_node_falls_silent(go: Go) -> None:
-    async def main() -> None:
-        async with fake_node() as node:
-            connection, _ = await node.connect(ping_ms=20, in_flight_max=1)
-            sent, queued = connection.submit(Metadata()), connection.submit(Metadata())
-            for future, outcome in ((sent, "unknown"), (queued, "failed")):
-                with pytest.raises(ConnectionLost, match="silent") as caught:
-                    await future
-                assert caught.value.outcome == outcome
-            await connection.close()
 
     go(main())

@@ -443,6 +443,32 @@ def test_raft_row_18_a_lost_connection_to_the_leader_is_a_hint_to_ask_around_soo
     assert "pre_vote" in kinds(bench.pass_time(0.2))
 
 
+def test_an_idle_node_sleeps_until_something_is_due() -> None:
+    bench = Bench()
+    bench.step()
+    times = bench.node.setup.times
+    assert bench.node.wait_s() == pytest.approx(0.1), "an election is further away"
+    bench.now = bench.node.election_deadline - 0.03
+    assert bench.node.wait_s() == pytest.approx(0.03)
+    bench.now += 1.0
+    assert bench.node.wait_s() == 0.0
+    term = bench.lead()
+    bench.ack("b", term, 2)
+    bench.ack("c", term, 2)
+    bench.step()
+    bench.step(0.06)
+    assert bench.node.wait_s() == pytest.approx(0.04)
+    assert kinds(bench.step(bench.node.wait_s())) == ["append_entries"] * 2
+    bench.propose(1)
+    bench.step()
+    assert bench.node.wait_s() == times.tick_ms / 1000, "its deadline is watched"
+    bench.ack("b", term, 3)
+    bench.step()
+    bench.step(0.1)
+    bench.node.transport.unsettled = True
+    assert bench.node.wait_s() == times.tick_ms / 1000, "someone is to be connected to"
+
+
 def test_the_library_does_not_run_its_own_protocol() -> None:
     overridden = [name for name in vars(Library) if getattr(Library, name) is Library._closed_off]
     assert "_SyncObj__sendAppendEntries" in overridden

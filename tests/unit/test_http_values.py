@@ -35,10 +35,10 @@ def test_durations_are_read_and_rounded_up(text: str, ms: int) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "30", "s", "-5s", "5 s", "1e3s", "5x", "5S", "1h 30m", "9" * 70 + "s", "999999999999999d",
-     "١s", "5s\n", "nan", "infs"],
+     "\u0661s", "5s\n", "nan", "infs"],
 )  # fmt: skip
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="duration|100 years"):
+    with pytest.raises(ValueError, match=r"duration|100 years"):
         parse_duration(text)
 
 

@@ -197,11 +197,11 @@ def test_a_disk_that_fills_up_at_a_roll_keeps_the_part_before(
     leader = lead(open_log("leader", LogConfig()), 100)
     follower = open_log()
 
-    def no_room(base_offset: int) -> None:
+    def no_room(*_: object, **__: object) -> None:
         raise DiskFull("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(follower.segments), "create", lambda _, base: no_room(base))
+        patch.setattr(type(follower.segments), "create", no_room)
         facts = follower.append_stamped(content(leader))
         assert 0 < len(facts) < 100
         assert follower.end_offset == facts[-1][4] + facts[-1][3]

@@ -1,4 +1,4 @@
-"""The listener's memory: counted over all connections, shared in turns, never waited for for ever."""
+"""The listener's memory: counted over all connections, shared in turns, waited for only so long."""
 
 import asyncio
 import random
@@ -83,8 +83,9 @@ async def begin(server: TcpServer, size: int, sent: int) -> asyncio.StreamWriter
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.writelines(encode_message(Hello(1, 1, "client"), 1))
     await reader.readexactly(PREFIX.size)
-    whole = b"".join(encode_message(Produce("t", 0), 2, [bytes(size)]))
-    writer.write(whole[:sent])
+    part = b"".join(encode_message(Produce("t", 0), 2, [bytes(sent)]))
+    length = int.from_bytes(part[:4], "little") - sent + size
+    writer.write((length.to_bytes(4, "little") + part[4:])[:sent])
     await writer.drain()
     return writer
 

@@ -1,14 +1,18 @@
-"""A cluster in memory behind real sockets: what clients talk to in their tests.
+"""A cluster in memory behind real listeners: what clients talk to in their tests.
 
 Nodes answer the native protocol like real ones: only leaders take and give records, sequences are
-checked as SPEC asks, and metadata is shared by all at once. `Script` says what goes wrong.
+checked, and metadata is shared by all at once. `before`, `after` and `fetching` say what goes
+wrong. `simulate` runs it all in virtual time over a simulated network.
 """
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
+
+from simloop import VirtualTimeLoop
+from simnet import SimNetwork
 
 from raftq.client.wire import admin_messages as admin
 from raftq.client.wire.batch import Batch, decode
@@ -308,3 +312,16 @@ async def fake_cluster(nodes: int = 1, seed: int = 0) -> AsyncIterator[FakeClust
     finally:
         for node_id in list(cluster.servers):
             await cluster.stop_node(node_id)
+
+
+def simulate(main: Coroutine[Any, Any, Any], seed: int = 0, seconds_max: float = 600.0) -> Any:
+    """Run on a virtual-time loop and network; an error that nobody handles fails the test."""
+    loop = VirtualTimeLoop()
+    SimNetwork(loop, random.Random(seed))
+    try:
+        result = loop.run(main, seconds_max=seconds_max, turns_max=2_000_000)
+        assert not asyncio.all_tasks(loop), "tasks are left behind"
+        assert not loop.unhandled, loop.unhandled
+        return result
+    finally:
+        loop.end()

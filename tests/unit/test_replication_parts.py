@@ -1,0 +1,144 @@
+"""Small parts of the data plane: the tail in memory, walks over batches, who waits, identity."""
+
+import asyncio
+
+import pytest
+from simdisk import SimDisk
+
+from raftq.client.wire.batch import encode, stamp
+from raftq.client.wire.errors import ConfigError, CorruptBatch, NotLeader, RequestTimeout
+from raftq.client.wire.messages import ProduceReply
+from raftq.node.conversations import Throttle
+from raftq.node.identity import Identity, lost_tail, remember
+from raftq.node.pending import Pending
+from raftq.node.tail import Tail
+from raftq.node.walk import below, end_of_batches
+
+
+def batches(*sizes: int) -> tuple[bytes, list[int]]:
+    """Stored batches of so many records each, back to back, and their base offsets."""
+    data, bases, base = b"", [], 0
+    for size in sizes:
+        batch = encode([b"v"] * size)
+        stamp(batch, base, 1)
+        data += bytes(batch)
+        bases.append(base)
+        base += size
+    return data, bases
+
+
+def test_batches_are_walked_by_their_headers() -> None:
+    data, _ = batches(3, 1, 4)
+    assert end_of_batches(data) == 8
+    first, _ = batches(3)
+    assert bytes(below(data, 3)) == first
+    assert bytes(below(data, 4)) == batches(3, 1)[0]
+    assert bytes(below(data, 100)) == data
+    assert bytes(below(data, 0)) == b""
+
+
+@pytest.mark.parametrize("damage", [0, 1, 4, 5, 6, 7])
+def test_a_walk_over_damaged_batches_ends_with_an_error(damage: int) -> None:
+    data, _ = batches(3, 1, 4)
+    broken = bytearray(data)
+    broken[damage] ^= 0x80
+    with pytest.raises(CorruptBatch):
+        end_of_batches(broken)
+    with pytest.raises(CorruptBatch):
+        below(broken, 100)
+
+
+def test_the_tail_hands_out_contiguous_batches_and_is_bounded() -> None:
+    tail = Tail(100)
+    for base in range(0, 50, 5):
+        tail.put(base, base + 5, bytes([base]) * 30)
+    assert tail.size_bytes <= 100
+    assert tail.take(0, 1000) is None
+    assert tail.take(41, 1000) is None, "the middle of a batch is not where one begins"
+    buffers, size, end = tail.take(40, 1000) or ([], 0, 0)
+    assert (len(buffers), size, end) == (2, 60, 50)
+    buffers, size, end = tail.take(40, 10) or ([], 0, 0)
+    assert (len(buffers), size, end) == (1, 30, 45), "at least one, however big"
+    tail.release(45)
+    assert tail.take(40, 1000) is None
+    assert tail.take(45, 1000) is not None
+    tail.clear()
+    assert tail.take(45, 1000) is None
+    assert tail.size_bytes == 0
+
+
+def test_requests_are_released_expired_and_failed() -> None:
+    async def scenario() -> None:
+        pending = Pending()
+        replies = [ProduceReply((n,)) for n in range(4)]
+        futures = [
+            pending.add(end, deadline, reply)
+            for end, deadline, reply in zip((10, 20, 30, 40), (9.0, 1.0, 9.0, 9.0), replies,
+                                            strict=True)
+        ]  # fmt: skip
+        pending.release(19)
+        assert futures[0].result() is replies[0]
+        assert not futures[1].done()
+        pending.expire(2.0, RequestTimeout("late"))
+        with pytest.raises(RequestTimeout):
+            futures[1].result()
+        futures[2].cancel()
+        pending.expire(2.0, RequestTimeout("late"))
+        assert pending
+        pending.fail(NotLeader("elsewhere"))
+        with pytest.raises(NotLeader):
+            futures[3].result()
+        assert not pending
+
+    asyncio.run(scenario())
+
+
+def test_a_throttle_hands_out_its_rate_and_tells_how_long_to_wait() -> None:
+    throttle = Throttle(1000)
+    assert throttle.wait_s(100.0) == 0
+    throttle.spend(3000)
+    assert throttle.wait_s(100.0) > 1.9
+    assert throttle.wait_s(101.0) > 0.9
+    assert throttle.wait_s(102.5) == 0
+
+
+ME = Identity(1, "c", "boot-a")
+
+
+def disk_with(identity: Identity | None, clean: bool = False) -> SimDisk:
+    disk = SimDisk()
+    disk.make_directory("/data")
+    if identity is not None:
+        remember(disk, "/data", identity, clean)
+    return disk
+
+
+def test_a_killed_process_has_lost_nothing() -> None:
+    assert not lost_tail(disk_with(ME), "/data", ME)
+
+
+def test_a_machine_that_went_down_may_have_lost_its_tail() -> None:
+    assert lost_tail(disk_with(ME), "/data", Identity(1, "c", "boot-b"))
+    assert lost_tail(disk_with(Identity(1, "c", "")), "/data", Identity(1, "c", ""))
+
+
+def test_a_clean_stop_vouches_for_everything_across_boots() -> None:
+    assert not lost_tail(disk_with(ME, clean=True), "/data", Identity(1, "c", "boot-b"))
+
+
+def test_an_empty_directory_has_lost_everything() -> None:
+    assert lost_tail(disk_with(None), "/data", ME)
+
+
+@pytest.mark.parametrize("other", [Identity(2, "c", "boot-a"), Identity(1, "d", "boot-a")])
+def test_a_directory_of_another_node_or_cluster_is_refused(other: Identity) -> None:
+    with pytest.raises(ConfigError, match="belongs to"):
+        lost_tail(disk_with(other), "/data", ME)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 99}', b"\xff"])
+def test_an_unreadable_identity_is_a_clear_error(content: bytes) -> None:
+    disk = disk_with(ME)
+    disk.write_file_atomic("/data/node.json", content)
+    with pytest.raises(ConfigError, match=r"node\.json"):
+        lost_tail(disk, "/data", ME)
