@@ -45,8 +45,8 @@ class Batch(Outcome):
 
     __slots__ = (
         "base_offset", "closed", "count", "deadline", "due", "headers", "keys", "lane",
-        "maybe_written", "outbox", "plain", "raw", "size", "timestamp", "timestamps", "turn",
-        "values", "waits",
+        "maybe_written", "number", "outbox", "plain", "raw", "size", "timestamp", "timestamps",
+        "turn", "values", "waits",
     )  # fmt: skip
 
     def __init__(self, owner: "Accumulator", outbox: "Outbox", lane: int) -> None:
@@ -69,6 +69,7 @@ class Batch(Outcome):
         self.raw: bytearray | None = None
         self.turn = 0  # attempts made; an answer to an older one is not for this batch
         self.waits = False  # in the window, to be sent again
+        self.number = 0  # among the outbox's batches, by sequence
         self.maybe_written = False  # an attempt ended without a clear answer
 
     def add(
@@ -126,7 +127,7 @@ class Outbox:
     """What waits for one partition. `window` and what follows it belong to the sender."""
 
     __slots__ = (
-        "attempts", "closed", "connecting", "gap", "identity", "last_error", "node",
+        "attempts", "closed", "connecting", "encoded", "gap", "identity", "last_error", "node",
         "open", "partition", "renewing", "returned", "sequence", "stuck", "timer", "topic",
         "window",
     )  # fmt: skip
@@ -141,6 +142,7 @@ class Outbox:
         self.returned: deque[Batch] = deque()  # certainly not written, to get new sequences
         self.identity: tuple[int, int] | None = None  # producer id and epoch
         self.sequence = 0
+        self.encoded = 0  # batches that have got their sequence numbers
         self.gap = False  # a sequence number was given up: later ones will be refused
         self.renewing = False
         self.connecting = False
@@ -295,14 +297,14 @@ class Accumulator:
                 return False
             while rows.at < rows.count:
                 room = self._buffer_bytes - self.used
+                if self.used and rows.next_size() > room:
+                    return False
                 if partition is not None:
                     batch = self._batch(self._outbox(topic, partition), lane)
                 else:
                     batch = self._sticky(topic, priority, lane)
                 limits = (self._batch_records - len(batch.values), self._batch_bytes - batch.size)
-                end, size = rows.cut(limits, room, self.used == 0)
-                if end == rows.at:
-                    return False
+                end, size = rows.cut(limits, room)
                 deliveries.add(batch, len(batch.values), rows.positions[rows.at : end])
                 batch.extend(*rows.take(end))
                 self.used += size
@@ -462,9 +464,11 @@ class Rows:
         self.ends = list(accumulate(sizes, initial=0))
         self.at = 0
 
-    def cut(self, limits: tuple[int, int], room: int, alone: bool) -> tuple[int, int]:
-        """(end, bytes) of the rows from `at` on that fit; at least one when the batch is empty or
-        nothing else is buffered (`alone`)."""
+    def next_size(self) -> int:
+        return self.ends[self.at + 1] - self.ends[self.at]
+
+    def cut(self, limits: tuple[int, int], room: int) -> tuple[int, int]:
+        """(end, bytes) of the rows from `at` on that fit, at least one."""
         records, batch_bytes = limits
         start = self.at
         ends = self.ends
@@ -473,11 +477,8 @@ class Rows:
         # The record that reaches batch_bytes closes the batch, so it is the last to go in.
         end = min(bisect_left(ends, base + batch_bytes, start + 1, most + 1), most)
         if ends[end] - base > room:
-            end = bisect_right(ends, base + room, start, end) - 1
-        if end <= start:
-            end = start + 1 if alone else start
-        size = ends[end] - base
-        return end, size
+            end = max(bisect_right(ends, base + room, start, end) - 1, start + 1)
+        return end, ends[end] - base
 
     def take(self, end: int) -> tuple[Sequence[bytes], Sequence[bytes | None] | None]:
         start, self.at = self.at, end

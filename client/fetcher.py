@@ -71,6 +71,7 @@ class Fetcher:
         self._loop = asyncio.get_running_loop()
         self._fetches: dict[int, int] = {}  # in flight, by node
         self._reserved = 0  # bytes that the fetches in flight may bring
+        self._rounds = 0
         self._scheduled = False
         self._stopped = False
         routes.watch(self._routes_changed)
@@ -101,30 +102,43 @@ class Fetcher:
         unknown: dict[Leader, list[Assigned]] = {}
         wanted: dict[Leader, list[Assigned]] = {}
         for part in list(self._positions.parts.values()):
-            if part.in_flight or part.timer is not None or part.error is not None:
+            leader = self._leader(part) if self._is_ready(part) else None
+            if leader is None:
                 continue
-            if part.fetch_offset is None and part.start is None:
-                continue
-            if part.fetch_offset is not None and not self._has_room(part):
-                continue
-            leader = self._leader(part)
-            if leader is not None:
-                group = unknown if part.fetch_offset is None else wanted
-                group.setdefault(leader, []).append(part)
+            if part.fetch_offset is None:
+                unknown.setdefault(leader, []).append(part)
+            else:
+                wanted.setdefault(leader, []).append(part)
+                self._reserved += part.bytes_max
         for leader, parts in unknown.items():
             self._start(leader, parts, self._resolve)
         for leader, parts in wanted.items():
+            self._reserved -= sum([part.bytes_max for part in parts])
             if self._fetches.get(leader[0], 0) < FETCHES_MAX:
-                self._start(leader, parts[:PARTITIONS_MAX], self._fetch)
+                # A reply has a limit, and those at the front of the request fill it first.
+                self._rounds += 1
+                first = self._rounds % len(parts)
+                turned = parts[first:] + parts[:first]
+                self._start(leader, turned[:PARTITIONS_MAX], self._fetch)
+
+    def _is_ready(self, part: Assigned) -> bool:
+        if part.in_flight or part.timer is not None or part.error is not None:
+            return False
+        if part.fetch_offset is None:
+            return part.start is not None
+        return self._has_room(part)
 
     def _start(self, leader: Leader, parts: list[Assigned], work: Work) -> None:
+        reserved = 0
         for part in parts:
             part.in_flight = True
+            reserved += part.bytes_max
+        self._reserved += reserved
         node_id = leader[0]
         self._fetches[node_id] = self._fetches.get(node_id, 0) + 1
-        self._tasks.spawn(self._run(leader, parts, work))
+        self._tasks.spawn(self._run(leader, parts, work, reserved))
 
-    async def _run(self, leader: Leader, parts: list[Assigned], work: Work) -> None:
+    async def _run(self, leader: Leader, parts: list[Assigned], work: Work, reserved: int) -> None:
         """Do something for these partitions at their leader; they are in flight meanwhile."""
         turns = [part.turn for part in parts]
         problem: RaftqError | None = None
@@ -134,6 +148,7 @@ class Fetcher:
             problem = error
         finally:
             self._fetches[leader[0]] -= 1
+            self._reserved -= reserved
             for part in parts:
                 part.in_flight = False
         if problem is not None:
@@ -183,16 +198,11 @@ class Fetcher:
                     part.topic, part.partition, part.fetch_offset, part.bytes_max
                 )
                 asked.append(where)
-        reserved = sum([one.bytes_max for one in asked])
-        self._reserved += reserved
         began = self._loop.time()
-        try:
-            timeout_s = options.fetch_wait_ms / 1000 + ANSWER_S
-            reply = await connection.request(
-                Fetch(tuple(asked), options.fetch_wait_ms), timeout_s=timeout_s
-            )
-        finally:
-            self._reserved -= reserved
+        timeout_s = options.fetch_wait_ms / 1000 + ANSWER_S
+        reply = await connection.request(
+            Fetch(tuple(asked), options.fetch_wait_ms), timeout_s=timeout_s
+        )
         hasty = self._loop.time() - began < min(0.005, options.fetch_wait_ms / 2000)
         for one in reply.message.partitions:
             held = self._positions.parts.get((one.topic, one.partition))

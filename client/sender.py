@@ -4,10 +4,10 @@
                         │ └──refused for good, or out of time──> failed
                         └──retriable──> waits ──all of the window answered, backoff──> sent
 
-Of each partition at most `in_flight_max` batches are between sent and settled: the window. Each has
-its sequence numbers from the moment it is encoded, and every attempt sends the same bytes, so a
-node that has it already says where. When one attempt fails, nothing new of that partition is sent
-until everything in the window has an answer; then the window is sent again in order.
+Of each partition at most `in_flight_max` batches are sent from the oldest that is not settled on:
+the window. Each has its sequence numbers from the moment it is encoded, and every attempt sends the
+same bytes, so a node that has it already says where. When one attempt fails, nothing new of that
+partition is sent until everything in the window has an answer; then it is sent again in order.
 
 A batch that is given up leaves a gap in the sequence. What was sent after it either turns out to be
 written, or is refused as out of order: if no attempt of it can have been written, it gets new
@@ -155,7 +155,9 @@ class Sender:
 
     def _has_new(self, outbox: Outbox) -> bool:
         """Whether there is a batch to send that is not in the window, and room for it."""
-        if len(outbox.window) >= self._window_max:
+        # Counted from the oldest that is not settled: nodes remember so many batches and no more,
+        # and it must still be among them when it has to be sent again.
+        if outbox.window and outbox.encoded - outbox.window[0].number >= self._window_max:
             return False
         if outbox.gap:
             if outbox.window:
@@ -204,6 +206,8 @@ class Sender:
             )
             batch.drop_columns()
         outbox.sequence = (outbox.sequence + batch.count) % SEQUENCES
+        batch.number = outbox.encoded
+        outbox.encoded += 1
 
     def _send(self, connection: Connection, outbox: Outbox, batch: Batch) -> None:
         options = self._options

@@ -183,10 +183,10 @@ async def probe(
 def is_refusal(error: BaseException) -> bool:
     """Whether the host itself says that nobody listens there, at any of its addresses."""
     cause = error.__cause__
-    if not isinstance(cause, OSError):
+    if isinstance(cause, ConnectionRefusedError):
+        return True
+    if not isinstance(cause, OSError) or cause.errno is not None:
         return False
-    if cause.errno is not None:
-        return cause.errno == errno.ECONNREFUSED
     # asyncio puts the errors of several addresses into the text of one.
     numbers = _ERRNO.findall(str(cause))
     return bool(numbers) and all(int(one) == errno.ECONNREFUSED for one in numbers)

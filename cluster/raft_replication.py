@@ -5,8 +5,9 @@
     probing   --the follower needs entries that are compacted--> snapshot
     snapshot  --its last part confirmed, or a success--> streaming
 
-Invariants per follower: match < next; match never goes back within a term; a rejection only lowers
-`next`, and never to `match` or below.
+Invariants per follower: match < next; match never goes back on one connection; a rejection only
+lowers `next`, and never to `match` or below. After a lost connection nothing is taken for granted:
+the follower may come back without its disk. What was committed stays so, whoever has it.
 """
 
 from collections.abc import Callable
@@ -69,6 +70,7 @@ class Replication:
         progress = self.followers[node]
         progress.probing = True
         progress.next = max(progress.match + 1, min(progress.next, self._journal.last_index + 1))
+        progress.match = 0
         progress.sent_at = progress.chunk_at = float("-inf")
         progress.snapshot = None
 

@@ -1,7 +1,8 @@
 """Shell: measures and prints; exits with 1 when a bar is missed.
 
 `python -m raftq.node.bench [FIGURE...]`. Every figure is measured for at least 10
-seconds per side, against a baseline in the same run.
+seconds per side, against a baseline in the same run. `cluster` as the first word means the figures
+of a cluster, see cluster.py.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from rich.console import Console
 from raftq.node.bench import (
     append,
     backlog,
+    cluster,
     consume,
     group_commit,
     publish,
@@ -64,6 +66,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["cluster"]:
+        return cluster.main(arguments[1:])
     found = parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else 160)
     if found.list:

@@ -47,7 +47,7 @@ from raftq.node.storage.segment import Segment
 from raftq.node.storage.stamped import Facts, Row, check_stamped
 
 # Sealed segments that may wait for a sync: what a crash can cost, and what is read again after it.
-_UNSYNCED_MAX = 4
+_UNSYNCED_MAX = 8
 
 
 class Log(ReadableLog):

@@ -28,7 +28,7 @@ from raftq.node.storage.scan import scan
 
 INDEXES_MAX = 8
 FILES_MAX = 32
-FILES_KEPT = 8  # of the newest segments, which may still have to be synced
+FILES_KEPT = 16  # of the newest segments, which may still have to be synced
 INDEX_BYTES_MAX = 1 << 31
 _HEAD_READ_BYTES = 4096
 

@@ -217,11 +217,13 @@ class FakeCluster:
                 asyncio.ensure_future(self.topics[one.topic][one.partition].grown.wait())
                 for one in request.partitions
             ]
-            await asyncio.wait(
-                waits, timeout=request.wait_ms / 1000, return_when=asyncio.FIRST_COMPLETED
-            )
-            for wait in waits:
-                wait.cancel()
+            try:
+                await asyncio.wait(
+                    waits, timeout=request.wait_ms / 1000, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                for wait in waits:
+                    wait.cancel()
             reply = self._read(request, node_id)
         return reply
 

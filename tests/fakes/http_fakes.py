@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import aiohttp
 import msgpack
+from yarl import URL
 
 from raftq.client.wire.errors import (
     Detail,
@@ -260,7 +261,7 @@ class Rest:
     async def call(
         self,
         method: str,
-        path: str,
+        path: str | URL,
         json: Any = None,
         *,
         data: Any = None,

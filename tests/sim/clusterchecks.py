@@ -76,9 +76,8 @@ class Invariants:
         name = (place.topic, place.number)
         if node.tainted:
             return  # the metadata does not know yet that it lost data
-        copy = None if node.node is None else node.node.partitions.by_name.get(name)
-        end = node.ends.get(name, 0) if copy is None else copy.log.end_offset
-        if copy is None and not node.ends:
+        copy, end = node.copy_of(name), node.end_of(name)
+        if end is None:
             return
         if end < high_watermark:
             raise Broken(
@@ -100,14 +99,10 @@ class Invariants:
         for node in nodes:
             if node.tainted:
                 lost += 1
-            elif node.node is None:
-                holders += node.ends.get(send.partition, 0) > send.offset
+            elif (copy := node.copy_of(send.partition)) is not None:
+                holders += _holds(copy, send)
             else:
-                copy = node.node.partitions.by_name.get(send.partition)
-                if copy is None:
-                    holders += node.ends.get(send.partition, 0) > send.offset
-                else:
-                    holders += _holds(copy, send)
+                holders += (node.end_of(send.partition) or 0) > send.offset
         if holders + lost < topic.config.min_insync:
             raise Broken(f"{send}: only {holders} replicas have it\n{self._cluster.describe()}")
 

@@ -76,8 +76,15 @@ class Faults:
         cluster = self._cluster
         for other in cluster.nodes.values():
             if other.tainted and self._is_back(other):
-                other.tainted = False
+                other.tainted = other.wiped = False
         return all(one is node or not one.tainted for one in cluster.nodes.values())
+
+    def _may_lose_power(self, node: SimNode) -> bool:
+        """A node that restarts after a power cut leaves every in-sync set, whatever it has synced;
+        so one that has lost everything must not be all that is left in them."""
+        if not self._cluster.plan.always:
+            return self._may_lose_data(node)
+        return not any(one.wiped and not self._is_back(one) for one in self._cluster.nodes.values())
 
     def _is_back(self, node: SimNode) -> bool:
         state = self._cluster.consensus.state
@@ -110,7 +117,7 @@ class Faults:
         if self._cluster.plan.always and self.rng.random() < 0.3:
             nodes = list(self._cluster.nodes.values())
         for node in nodes:
-            if node.up and (self._cluster.plan.always or self._may_lose_data(node)):
+            if node.up and self._may_lose_power(node):
                 node.kill(power=True)
         for node in nodes:
             await self._last(3.0)

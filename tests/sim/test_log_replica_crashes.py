@@ -165,7 +165,7 @@ def crash_in_recovery(image: SimDisk, model: Model, seed: int, operations: int) 
         reopen(workload.disk.crash(Random(f"recovery {seed} {point}")), model, seed)
 
 
-@pytest.mark.parametrize("seed", seeds(12))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_replica_equals_its_model_without_crashes(seed: int) -> None:
     with replayable("replica_equals", seed):
         workload = ReplicaWorkload(seed, SimDisk(seed), ReplicaModel())
@@ -176,7 +176,7 @@ def test_replica_equals_its_model_without_crashes(seed: int) -> None:
             check_producers(workload.log)
 
 
-@pytest.mark.parametrize("seed", seeds(12))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_replica_keeps_one_history_through_a_power_loss_at_every_operation(seed: int) -> None:
     """
     1. Crash at one operation, open what survived: a first part of one history, all that was
@@ -194,7 +194,7 @@ def test_replica_keeps_one_history_through_a_power_loss_at_every_operation(seed:
             after.reopen()
 
 
-@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_killed_replica_loses_nothing_written(seed: int) -> None:
     for point in points(run_until(seed).disk.operations, seed, POINTS_MAX):
         with replayable("killed_replica", seed, point):
@@ -206,7 +206,7 @@ def test_killed_replica_loses_nothing_written(seed: int) -> None:
             after.reopen()
 
 
-@pytest.mark.parametrize("seed", seeds(30))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_replica_lives_through_a_chain_of_crashes_and_kills(seed: int) -> None:
     rng = Random(f"chain {seed}")
     model, disk, end_min = ReplicaModel(), SimDisk(seed), None

@@ -199,6 +199,7 @@ def test_a_probe_tells_an_answer_from_silence_from_nobody_there() -> None:
     ("cause", "refused"),
     [
         (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed"), True),
+        (ConnectionRefusedError("without a number"), True),
         (OSError(errno.EHOSTUNREACH, "no route"), False),
         (OSError("Multiple exceptions: [Errno 111] a ('::1', 1), [Errno 111] b"), True),
         (OSError("Multiple exceptions: [Errno 111] a ('::1', 1), [Errno 113] b"), False),

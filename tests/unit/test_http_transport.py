@@ -395,6 +395,20 @@ def test_bodies_beyond_the_limit_are_told_to_come_later() -> None:
     served(story, options)
 
 
+def test_an_answer_that_there_is_no_room_for_can_be_had_later() -> None:
+    async def story(rest: Rest) -> None:
+        await rest.make_topic("t", 1)
+        log = rest.gateway.logs["t"][0]
+        log += [Record(n, 0, None, b"x" * 70_000, {}, 2) for n in range(3)]
+        read = await rest.get("/topics/t/partitions/0/messages")
+        assert (read.status, read.body["code"]) == (429, "THROTTLED")
+        assert (await rest.get("/topics/t/partitions/0/messages?limit=1")).status == 200
+        assert (await rest.get("/topics/t/partitions/0/messages?limit=1")).status == 200
+
+    options = HttpOptions(body_bytes_max=9_000, read_bytes_max=9_000, in_flight_bytes_max=80_000)
+    served(story, options)
+
+
 def test_connections_beyond_the_limit_are_closed() -> None:
     async def story(rest: Rest) -> None:
         streams = []

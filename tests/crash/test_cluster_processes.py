@@ -1,0 +1,155 @@
+"""Real nodes, killed, paused, wiped and cut off: nothing acknowledged is lost or comes back."""
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from clusterwork import (
+    TOPIC,
+    all_in_sync,
+    led_by_others,
+    produce,
+    read_all,
+    stored_bytes,
+    until,
+)
+
+from raftq import aio
+from raftq.client.wire.errors import RaftqError
+from raftq.node.local_cluster import LocalCluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path / "cluster", nodes=3) as made:
+        yield made
+
+
+def test_all_nodes_killed_at_once_lose_nothing_acknowledged(cluster: LocalCluster) -> None:
+    async def before() -> list[bytes]:
+        async with aio.Admin(cluster.bootstrap) as admin:
+            await admin.create_topic(TOPIC, partitions=1, replication=3)
+        async with aio.Producer(cluster.bootstrap, linger_ms=0) as producer:
+            values = [b"%d" % number for number in range(500)]
+            await produce(producer, values)
+            return values
+
+    async def after(values: list[bytes]) -> None:
+        assert await read_all(cluster.bootstrap) == values
+        async with aio.Producer(cluster.bootstrap) as producer:
+            (appended,) = await produce(producer, [b"and on"])
+        assert appended.offset == len(values)
+
+    values = asyncio.run(before())
+    for node_id in cluster.ids:
+        cluster.kill(node_id)
+    for node_id in cluster.ids:
+        cluster.restart(node_id, timeout=None)
+    cluster.wait_ready()
+    asyncio.run(after(values))
+
+
+def test_a_node_whose_directory_was_deleted_rejoins_and_catches_up(cluster: LocalCluster) -> None:
+    async def before() -> int:
+        async with aio.Admin(cluster.bootstrap) as admin:
+            described = await admin.create_topic(TOPIC, partitions=1, replication=3)
+            leader = described.partitions[0].leader
+        async with aio.Producer(cluster.bootstrap) as producer:
+            await produce(producer, [b"%d" % number for number in range(300)])
+        assert leader is not None
+        return leader
+
+    async def after() -> None:
+        async with aio.Admin(cluster.bootstrap) as admin:
+            await until(lambda: all_in_sync(admin), 20)
+        async with aio.Producer(cluster.bootstrap) as producer:
+            await produce(producer, [b"more"] * 10)
+
+    wiped = asyncio.run(before())
+    cluster.kill(wiped)
+    shutil.rmtree(Path(cluster.files.directory) / f"node-{wiped}")
+    cluster.restart(wiped)
+    asyncio.run(after())
+    assert len(asyncio.run(read_all(cluster.bootstrap))) == 310
+    for node_id in cluster.ids:
+        cluster.stop(node_id)
+    logs = {stored_bytes(cluster, node_id) for node_id in cluster.ids}
+    assert len(logs) == 1, "all copies are the same bytes"
+
+
+def test_a_diverged_follower_is_cut_to_the_history_of_the_leader(cluster: LocalCluster) -> None:
+    """1. The leader alone has records that nobody else took (acks=leader, the others paused).
+    2. It dies; another is elected and writes other records at the same offsets.
+    3. It comes back as a follower: its own records are cut, and all logs are the same bytes.
+    """
+
+    async def first_half() -> int:
+        async with aio.Admin(cluster.bootstrap) as admin:
+            described = await admin.create_topic(TOPIC, partitions=1, replication=3)
+            leader = described.partitions[0].leader
+            assert leader is not None
+        async with aio.Producer(cluster.bootstrap) as producer:
+            await produce(producer, [b"common %d" % number for number in range(50)])
+        others = [one for one in cluster.ids if one != leader]
+        async with aio.Producer(cluster.bootstrap, acks="leader", linger_ms=0) as producer:
+            await producer.flush()
+            (await (await producer.send(TOPIC, b"warm", partition=0)))
+            for one in others:
+                cluster.pause(one)
+            # The first of these may still sit in the sockets of those that stand still.
+            for number in range(300):
+                value = b"alone %d" % number + b"." * 20_000
+                await (await producer.send(TOPIC, value, partition=0))
+        return leader
+
+    async def second_half(old: int) -> list[bytes]:
+        async with aio.Admin(cluster.bootstrap) as admin:
+            await until(lambda: led_by_others(admin, old), 20)
+        async with aio.Producer(cluster.bootstrap) as producer:
+            await produce(producer, [b"later %d" % number for number in range(50)])
+        cluster.restart(old)
+        async with aio.Admin(cluster.bootstrap) as admin:
+            await until(lambda: all_in_sync(admin), 20)
+        return await read_all(cluster.bootstrap)
+
+    old = asyncio.run(first_half())
+    cluster.kill(old)
+    for node_id in cluster.ids:
+        if node_id != old:
+            cluster.resume(node_id)
+    values = asyncio.run(second_half(old))
+    assert sum(value.startswith(b"common") for value in values) == 50
+    assert sum(value.startswith(b"later") for value in values) == 50
+    assert sum(value.startswith(b"alone") for value in values) < 300, "some were cut"
+    for node_id in cluster.ids:
+        cluster.stop(node_id)
+    logs = {stored_bytes(cluster, node_id) for node_id in cluster.ids}
+    assert len(logs) == 1, "all copies are the same bytes"
+
+
+def test_without_a_majority_nothing_is_acknowledged(cluster: LocalCluster) -> None:
+    async def scenario() -> None:
+        async with aio.Admin(cluster.bootstrap) as admin:
+            described = await admin.create_topic(TOPIC, partitions=1, replication=3)
+            leader = described.partitions[0].leader
+            assert leader is not None
+        others = [one for one in cluster.ids if one != leader]
+        bootstrap = cluster.addresses(leader).native
+        async with aio.Producer(bootstrap, linger_ms=0, delivery_timeout_ms=3000) as producer:
+            await produce(producer, [b"before"])
+            for one in others:
+                cluster.kill(one)
+            with pytest.raises(RaftqError):
+                await (await producer.send(TOPIC, b"alone", partition=0))
+        for one in others:
+            cluster.restart(one, timeout=None)
+        cluster.wait_ready()
+        async with aio.Producer(cluster.bootstrap) as producer:
+            await produce(producer, [b"after"])
+        values = await read_all(cluster.bootstrap)
+        assert values[0] == b"before"
+        assert values[-1] == b"after"
+
+    asyncio.run(scenario())
