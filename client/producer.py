@@ -178,7 +178,7 @@ class Producer(Client):
     ) -> None:
         if key is not None and type(key) is not bytes:
             raise InvalidArgument(f"a key must be bytes or None, not {type(key).__name__}")
-        if headers is not None and not isinstance(headers, dict):
+        if headers and not isinstance(headers, dict):
             raise InvalidArgument(f"headers are a dict of str to bytes, not {headers!r}")
         check_record_limits(b"", key, headers, self._value_bytes_max)
         for name, number in (("partition", partition), ("timestamp", timestamp)):

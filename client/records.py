@@ -10,13 +10,16 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from itertools import repeat
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from raftq.client.results import Record
-from raftq.client.wire.batch import FLAG_CONTROL, Batch
+from raftq.client.wire.batch import FLAG_CONTROL, FLAG_HEADERS, Batch
 from raftq.client.wire.errors import ConfigError
 
 _new_tuple: Any = tuple.__new__
+# Shared by all records without headers, so nobody may write to it.
+NO_HEADERS: Any = MappingProxyType({})
 
 
 class Fetched(NamedTuple):
@@ -58,7 +61,7 @@ def to_records(fetched: Fetched) -> list[Record]:
         batch.keys(),
         batch.values(),
         batch.timestamps(),
-        batch.headers(),
+        batch.headers() if batch.flags & FLAG_HEADERS else repeat(NO_HEADERS),
         repeat(batch.lane),
         strict=False,
     )

@@ -14,7 +14,6 @@ from typing import NamedTuple, Protocol
 from raftq.client.retry import again
 from raftq.client.tasks import finish
 from raftq.client.wire.errors import Detail, InvalidArgument, RaftqError, RequestTimeout
-from raftq.client.wire.record import Headers
 
 
 class Appended(NamedTuple):
@@ -35,7 +34,7 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes
     timestamp: int
-    headers: Headers
+    headers: Mapping[str, bytes]
     priority: int
 
 

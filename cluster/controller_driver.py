@@ -36,7 +36,7 @@ from raftq.cluster.controller import (
 )
 from raftq.cluster.metadata import Change
 from raftq.cluster.metadata_log import MetadataLog
-from raftq.cluster.state import NodeState
+from raftq.cluster.state import AddressOf, NodeState, own_address
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,10 @@ class ControllerDriver:
         config: ControllerConfig,
         rng: Random,
         options: ConnectionOptions,
+        *,
+        address_of: AddressOf = own_address,
     ) -> None:
+        self._address_of = address_of
         self._metadata = metadata
         self._core = Controller(config, rng)
         self._options = replace(options, connect_ms=PROBE_MS)
@@ -147,7 +150,8 @@ class ControllerDriver:
         node = self._metadata.state.nodes.get(effect.node_id)
         answered, refused = None, False
         if node is not None:
-            answered, refused = await probe(node, effect.incarnation, self._options)
+            where = self._address_of(node)
+            answered, refused = await probe(node, effect.incarnation, self._options, where)
         logger.info(
             "controller probed node=%d answered=%s refused=%s",
             effect.node_id, answered is not None, refused,
@@ -156,12 +160,15 @@ class ControllerDriver:
 
 
 async def probe(
-    node: NodeState, incarnation: int, options: ConnectionOptions
+    node: NodeState,
+    incarnation: int,
+    options: ConnectionOptions,
+    where: tuple[str, int] | None = None,
 ) -> tuple[int | None, bool]:
     """(who answers, whether nobody listens). The answer does not name an incarnation: a process
     that was just restarted is told from the one before when it registers."""
     try:
-        connection = await Connection.open(node.host, node.port, options)
+        connection = await Connection.open(*(where or own_address(node)), options)
     except NodeStopping:
         return incarnation, False
     except AccessDenied:

@@ -21,6 +21,7 @@ from raftq.client.wire.node_messages import Heartbeat, HeartbeatReply
 from raftq.cluster.commands import RegisterNode
 from raftq.cluster.metadata import Change, NodeChanged
 from raftq.cluster.metadata_log import MetadataLog
+from raftq.cluster.state import AddressOf, own_address
 from raftq.cluster.waiting import wait_for_event
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class HeartbeatTaker(Protocol):
 class Membership:
     """See the module's docstring. `registration` says who this node is, and what it lost."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one thing from each part of a node
         self,
         metadata: MetadataLog,
         registration: RegisterNode,
@@ -48,7 +49,9 @@ class Membership:
         local: HeartbeatTaker,
         *,
         on_fatal: Callable[[BaseException], None] | None = None,
+        address_of: AddressOf = own_address,
     ) -> None:
+        self._address_of = address_of
         self._metadata = metadata
         self._registration = registration
         self._period = heartbeat_ms / 1000
@@ -195,15 +198,16 @@ class Membership:
         node = self._metadata.state.nodes.get(controller)
         if node is None:
             raise ConnectFailed(f"node {controller} is not known")
-        wanted = (node.node_id, node.host, node.port, node.incarnation)
+        host, port = self._address_of(node)
+        wanted = (node.node_id, host, port, node.incarnation)
         if self._connection is not None:
             if wanted == self._connected_to and not self._connection.closed:
                 return self._connection
             await self._disconnect()
-        connection = await Connection.open(node.host, node.port, self._options)
+        connection = await Connection.open(host, port, self._options)
         self._connection, self._connected_to = connection, wanted
         if connection.hello is None or connection.hello.node_id != controller:
-            raise ConnectFailed(f"{node.host}:{node.port} is not node {controller}")
+            raise ConnectFailed(f"{host}:{port} is not node {controller}")
         return connection
 
     async def _disconnect(self) -> None:

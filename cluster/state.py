@@ -13,7 +13,7 @@ holds a NodeState, TopicState or PartitionState holds a fact that stays as it wa
 everything that was acknowledged and may be elected.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,15 @@ class NodeState:
     def place(self) -> str:
         """What copies of a partition should not share: the rack or, if not given, the host."""
         return self.rack or self.host
+
+
+AddressOf = Callable[[NodeState], tuple[str, int]]
+"""Where this node reaches another one's native listener."""
+
+
+def own_address(node: NodeState) -> tuple[str, int]:
+    """Where the other node says that it is."""
+    return node.host, node.port
 
 
 @dataclass(frozen=True, slots=True)

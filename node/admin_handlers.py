@@ -8,10 +8,13 @@ from importlib.metadata import version
 from typing import Any
 
 from raftq.client.wire import admin_messages as admin
+from raftq.client.wire.errors import InvalidArgument
 from raftq.client.wire.messages import Metadata, MetadataReply
 from raftq.cluster import commands
 from raftq.cluster.info import metadata_info
 from raftq.cluster.metadata_log import MetadataLog
+
+INTERNAL_PREFIX = "__"
 
 
 class AdminHandlers:
@@ -50,6 +53,7 @@ class AdminHandlers:
     async def create_topic(
         self, message: admin.CreateTopic, raw: memoryview, session: Any
     ) -> admin.CreateTopicReply:
+        _refuse_internal(message.topic)
         result = await self._log.propose(
             commands.CreateTopic(
                 message.topic, message.partitions, message.replication, message.config
@@ -62,6 +66,7 @@ class AdminHandlers:
     async def delete_topic(
         self, message: admin.DeleteTopic, raw: memoryview, session: Any
     ) -> admin.DeleteTopicReply:
+        _refuse_internal(message.topic)
         await self._log.propose(commands.DeleteTopic(message.topic))
         return admin.DeleteTopicReply()
 
@@ -114,3 +119,10 @@ class AdminHandlers:
             admin.DrainNode: self.drain_node,
             admin.RemoveNode: self.remove_node,
         }
+
+
+def _refuse_internal(topic: str) -> None:
+    if topic.startswith(INTERNAL_PREFIX):
+        raise InvalidArgument(
+            f"topic {topic!r}: names that begin with {INTERNAL_PREFIX} are the cluster's own"
+        )

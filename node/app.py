@@ -48,9 +48,10 @@ from raftq.cluster.membership import Membership
 from raftq.cluster.metadata_handlers import MetadataHandlers
 from raftq.cluster.metadata_log import MetadataLog
 from raftq.cluster.observer import ObserverMetadata
+from raftq.cluster.state import NodeState
 from raftq.cluster.voter import VoterMetadata
 from raftq.node.admin_handlers import AdminHandlers
-from raftq.node.config import NodeConfig
+from raftq.node.config import Address, NodeConfig
 from raftq.node.conversations import Conversations
 from raftq.node.data_handlers import DataHandlers
 from raftq.node.facts import Facts
@@ -116,7 +117,13 @@ class Node:
         self.upkeep = Upkeep(
             self.partitions, self, wall_ms, self.spawn, config.storage.scrub_bytes_s
         )
-        self.driver = ControllerDriver(self.metadata, config.controller, rng, self._peer_options())
+        self.driver = ControllerDriver(
+            self.metadata,
+            config.controller,
+            rng,
+            self._peer_options(),
+            address_of=self._address_of,
+        )
         self.membership: Membership | None = None
         self.metrics = NodeMetrics()
         self.http: HttpServer | None = None
@@ -200,9 +207,14 @@ class Node:
             await self.http.start(config.http.host, config.http.port)
         self.spawn(self.driver.run())
         self.membership = Membership(
-            self.metadata, self._registration(lost), config.heartbeat_ms, self._peer_options(),
+            self.metadata,
+            self._registration(lost),
+            config.heartbeat_ms,
+            self._peer_options(),
             self.driver,
-        )  # fmt: skip
+            on_fatal=self.fail,
+            address_of=self._address_of,
+        )
         await self.membership.start()
         remember(disk, config.data_dir, self._identity, clean=False)
         self.partitions.start(self, self._wall_ms, self.fail)
@@ -281,12 +293,21 @@ class Node:
         node = self.metadata.state.nodes.get(node_id)
         if node is None:
             raise ConnectFailed(f"node {node_id} is not known")
-        connection = await Connection.open(node.host, node.port, self._peer_options())
+        host, port = self._address_of(node)
+        connection = await Connection.open(host, port, self._peer_options())
         hello = connection.hello
         if hello is None or hello.node_id != node_id:
             await connection.close()
-            raise ConnectFailed(f"{node.host}:{node.port} is not node {node_id}")
+            raise ConnectFailed(f"{host}:{port} is not node {node_id}")
         return connection
+
+    def _address_of(self, node: NodeState) -> tuple[str, int]:
+        """Where this node reaches another: where it says it is, unless the settings say else."""
+        given = self.config.peers.get(node.node_id)
+        if given is None:
+            return node.host, node.port
+        address = Address.parse(given)
+        return address.host, address.port
 
     def _admit(self, hello: Hello) -> None:
         if hello.role == "node" and not check_proof(

@@ -134,6 +134,9 @@ class NodeConfig:
     and no seeds either: this node alone."""
     seeds: tuple[str, ...] = ()
     """Native addresses of some nodes; a node that is no voter finds the cluster through them."""
+    peers: Mapping[int, str] = field(default_factory=dict)
+    """Node id -> native address at which this node reaches it, where that is not the one it tells:
+    behind a proxy, or on a second network."""
     storage: StorageConfig = field(default_factory=StorageConfig)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     controller: ControllerConfig = field(default_factory=ControllerConfig)
@@ -190,7 +193,8 @@ class NodeConfig:
                     yield f"advertised_host is {self.advertised_host}, which nobody can connect to"
             except ConfigError as error:
                 yield f"advertised_host: {error}"
-        for name, text in [(f"voters.{one}", where) for one, where in self.voters.items()]:
+        tables = (("voters", self.voters), ("peers", self.peers))
+        for name, text in [(f"{a}.{b}", text) for a, table in tables for b, text in table.items()]:
             yield from _reachable(name, text)
         for number, text in enumerate(self.seeds):
             yield from _reachable(f"seeds[{number}]", text)

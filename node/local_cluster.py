@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -38,6 +38,8 @@ KILL_S = 10.0
 POLL_S = 0.02
 COMMAND = (sys.executable, "-m", "raftq.node")
 _CLASH = "address already in use"
+
+Links = Callable[[Mapping[int, LocalNode]], Mapping[int, Mapping[str, Setting]]]
 
 
 @dataclass(slots=True)
@@ -59,12 +61,15 @@ class LocalCluster:
         port: int | None = None,
         host: str = "127.0.0.1",
         settings: Mapping[str, Setting] | None = None,
+        links: Links | None = None,
         env: Mapping[str, str] | None = None,
         command: Sequence[str] = COMMAND,
         die_with_parent: bool = True,
         stop_s: float = 20.0,
     ) -> None:
-        """`port` is the first native one, else free ones; `settings` go to every node."""
+        """`port` is the first native one, else free ones; `settings` go to every node. `links`
+        is told all addresses before a node starts, and gives each node settings of its own: that is
+        how proxies are put between nodes."""
         if not 1 <= nodes <= NODES_MAX:
             raise InvalidArgument(f"a local cluster has 1 to {NODES_MAX} nodes, not {nodes}")
         self.files = LocalFiles(os.path.abspath(os.fspath(directory)))
@@ -73,6 +78,7 @@ class LocalCluster:
         self._port = port
         self._host = host
         self._settings = dict(settings or {})
+        self._links = links
         self._env = None if env is None else dict(env)
         self._command = tuple(command)
         self._die_with_parent = die_with_parent and sys.platform == "linux"
@@ -266,6 +272,7 @@ class LocalCluster:
         """An even number of voters is no gain: the last node then only follows the metadata."""
         voters = min(self._count - 1 + self._count % 2, VOTERS_MAX)
         seats = ",".join(f"{one}={self.nodes[one].raft}" for one in self.ids[:voters])
+        own = self._links(self.nodes) if self._links is not None else {}
         for node_id, node in self.nodes.items():
             settings: dict[str, Setting] = {
                 "node_id": node_id,
@@ -278,7 +285,7 @@ class LocalCluster:
             }
             if node_id > voters:
                 settings["seeds"] = ",".join(self.nodes[one].native for one in self.ids[:voters])
-            self.files.write_config(node, settings | self._settings)
+            self.files.write_config(node, settings | self._settings | dict(own.get(node_id, {})))
         self.files.write(self.nodes)
 
     def _spawn(self, node_id: int) -> None:

@@ -18,11 +18,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from struct import Struct
-from typing import cast
+from typing import Any, cast
 
 from raftq.client.transport import run
 from raftq.node.bench.bare import BareFiles
@@ -60,9 +60,8 @@ class _Sink(asyncio.BufferedProtocol):
         self._filled = 0
         self._mode = -1
         self._followers: list[_Follower] = []
-        self._behind = 0  # frames that came before there was a way to the followers
         self._taken = self._answered = 0
-        self._position = 0
+        self._position = self._size = 0
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -149,8 +148,8 @@ class _Node:
         self.read_fd = -1
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def spawn(self, work: "asyncio.Future[None] | object") -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -126,7 +126,7 @@ class Rounds:
         self.controllers += controls
         killed_at = time.perf_counter()
         self._local.kill(victim)
-        seconds = self._first_new(parts, killed_at)
+        seconds = self._first_new(parts, killed_at, gone_at=time.perf_counter())
         self.times.append(seconds)
         also = ", the controller" if controls else ""
         tell(f"round {number + 1}: node {victim}{also}, {len(parts)} led: {seconds:.2f} s")
@@ -151,11 +151,13 @@ class Rounds:
         self._wait_for(chosen, "a node with the wanted role leads something")
         return seen[-1]
 
-    def _first_new(self, parts: list[int], killed_at: float) -> float:
+    def _first_new(self, parts: list[int], killed_at: float, gone_at: float) -> float:
+        """Counted from the kill; a record sent before the process was gone does not count, since
+        it may have answered that one still."""
         newest, ended_at = self._writers.newest, self._writers.ended_at
         slowest = 0.0
         for partition in parts:
-            while newest[partition] < killed_at:
+            while newest[partition] < gone_at:
                 if time.perf_counter() > killed_at + ROUND_S_LIMIT:
                     raise RequestTimeout(f"partition {partition} acknowledges nothing any more")
                 time.sleep(0.001)

@@ -49,7 +49,7 @@ class Target:
     ) -> str:
         """A topic under a name that nobody else uses."""
         topic = f"bench-{name}-{os.getpid()}-{len(self.topics)}"
-        config = {"retention_bytes": RETENTION_BYTES} | config
+        config = {"retention_bytes": RETENTION_BYTES, **config}
         with Admin(self.bootstrap) as admin:
             admin.create_topic(topic, partitions, replication, config)
         self.topics.append(topic)

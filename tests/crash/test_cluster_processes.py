@@ -2,7 +2,8 @@
 
 import asyncio
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,16 @@ from clusterwork import (
     stored_bytes,
     until,
 )
+from cutproxy import CutProxies
 
 from raftq import aio
+from raftq.client.connection import Connection
+from raftq.client.wire.batch import encode
 from raftq.client.wire.errors import RaftqError
+from raftq.client.wire.messages import Produce
+from raftq.node.config import Address
 from raftq.node.local_cluster import LocalCluster
+from raftq.node.local_files import LocalNode
 
 
 @pytest.fixture
@@ -153,3 +160,90 @@ def test_without_a_majority_nothing_is_acknowledged(cluster: LocalCluster) -> No
         assert values[-1] == b"after"
 
     asyncio.run(scenario())
+
+
+@pytest.fixture
+def proxies() -> Iterator[CutProxies]:
+    made = CutProxies()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def behind(proxies: CutProxies, nodes: Mapping[int, LocalNode]) -> dict[int, dict[str, str]]:
+    """Settings that lead every connection between two nodes through a proxy of its own."""
+
+    def through(source: int, address: Callable[[LocalNode], str]) -> str:
+        found = []
+        for target, node in nodes.items():
+            where = Address.parse(address(node))
+            port = where.port
+            if target != source:
+                port = proxies.add(source, target, where.host, where.port)
+            found.append(f"{target}=127.0.0.1:{port}")
+        return ",".join(found)
+
+    return {
+        source: {
+            "voters": through(source, lambda node: node.raft),
+            "peers": through(source, lambda node: node.native),
+        }
+        for source in nodes
+    }
+
+
+def test_a_leader_cut_off_from_its_peers_acknowledges_nothing_and_its_writes_never_show(
+    tmp_path: Path, proxies: CutProxies
+) -> None:
+    """1. The leader is cut off from both others, in both directions; clients reach everybody.
+    2. It acknowledges nothing with acks=all; the others elect a new leader and go on.
+    3. Healed, it follows: what it took meanwhile is gone, everywhere.
+    """
+
+    async def scenario(cluster: LocalCluster) -> None:
+        async with aio.Admin(cluster.bootstrap) as admin:
+            described = await admin.create_topic(TOPIC, partitions=1, replication=3)
+            old = described.partitions[0].leader
+            assert old is not None
+            async with aio.Producer(cluster.bootstrap) as producer:
+                await produce(producer, [b"before"] * 20)
+            others = [one for one in cluster.ids if one != old]
+            proxies.cut(*[pair for one in others for pair in ((old, one), (one, old))])
+            late = await late_writes(cluster.addresses(old).native)
+            assert late.count("acknowledged") == 0
+            assert late.count("refused or unknown") == 5
+            elsewhere = ",".join(cluster.addresses(one).native for one in others)
+            async with aio.Admin(elsewhere) as survivors:
+                await until(lambda: led_by_others(survivors, old), 30)
+                async with aio.Producer(elsewhere) as producer:
+                    await produce(producer, [b"after"] * 20)
+                assert not await all_in_sync(survivors)
+                proxies.heal()
+                await until(lambda: all_in_sync(survivors), 30)
+        values = await read_all(cluster.bootstrap)
+        assert values == [b"before"] * 20 + [b"after"] * 20
+
+    with LocalCluster(tmp_path / "cluster", nodes=3, links=partial(behind, proxies)) as cluster:
+        asyncio.run(scenario(cluster))
+        for node_id in cluster.ids:
+            cluster.stop(node_id)
+        logs = {stored_bytes(cluster, node_id) for node_id in cluster.ids}
+        assert len(logs) == 1, "all copies are the same bytes"
+
+
+async def late_writes(address: str) -> list[str]:
+    """Five tries to write to a node that still takes itself for the leader, by hand: a client
+    would look for the new leader."""
+    host, port = address.split(":")
+    outcomes = []
+    async with await Connection.open(host, int(port)) as connection:
+        for number in range(5):
+            batch = encode([b"late %d" % number])
+            try:
+                await connection.request(Produce(TOPIC, 0, timeout_ms=300), [batch])
+            except RaftqError:
+                outcomes.append("refused or unknown")
+            else:
+                outcomes.append("acknowledged")
+    return outcomes

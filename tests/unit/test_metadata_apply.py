@@ -14,11 +14,13 @@ from raftq.client.wire.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from raftq.cluster import metadata_nodes, metadata_topics
 from raftq.cluster.commands import (
     AddPartitions,
     AllocateProducerIds,
     AlterTopic,
     ChangeIsr,
+    Command,
     CreateTopic,
     DeleteTopic,
     ElectPreferred,
@@ -126,12 +128,12 @@ def test_a_partition_on_a_node_that_is_down_begins_without_it_in_sync() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused_and_changes_nothing(
-    command: object, error: type[Exception]
+    command: Command, error: type[Exception]
 ) -> None:
     cluster = Cluster()
     cluster.create()
     with pytest.raises(error):
-        cluster.apply(command)  # type: ignore[arg-type]
+        cluster.apply(command)
 
 
 def test_a_fenced_leader_is_replaced_and_stays_in_the_isr() -> None:
@@ -478,6 +480,42 @@ def test_a_summary_counts_what_an_operator_worries_about() -> None:
     assert found.under_replicated == 1 + (1 in cluster.state.topics["u"].partitions[0].replicas)
     cluster.apply(MoveReplicas("t", 2, (4,)))
     assert cluster.state.summary().moves == 1
+
+
+def test_a_node_that_leaves_itself_is_no_room_for_another_that_leaves() -> None:
+    cluster = Cluster(4)
+    cluster.create()
+    cluster.apply(SetDraining(4, True, decommissioning=True))
+    with pytest.raises(NotEnoughReplicas, match="2 nodes are left for the 3 replicas"):
+        cluster.apply(SetDraining(1, True, decommissioning=True))
+
+
+@pytest.mark.parametrize(
+    ("module", "limit", "command", "complaint"),
+    [
+        (metadata_nodes, "NODES_MAX", register(9), "3 nodes already"),
+        (metadata_topics, "TOPICS_MAX", CreateTopic("u"), "3 topics already"),
+        (metadata_topics, "PARTITIONS_TOTAL_MAX", CreateTopic("u", 1), "3 partitions already"),
+        (metadata_topics, "PARTITIONS_TOTAL_MAX", AddPartitions("t", 2), "3 partitions already"),
+        (metadata_topics, "PRODUCERS_MAX", InitNamedProducer("u"), "3 named producers already"),
+        (metadata_topics, "REPLICAS_MAX", MoveReplicas("t", 0, (1, 2, 4)), "replicas at once"),
+    ],
+)
+def test_there_is_an_end_to_everything_that_grows(
+    monkeypatch: pytest.MonkeyPatch, module: object, limit: str, command: Command, complaint: str
+) -> None:
+    """With three of everything, and three as the limit."""
+    nodes = 3 if limit == "NODES_MAX" else 4
+    cluster = Cluster(nodes)
+    for name in "tvw":
+        cluster.apply(CreateTopic(name, 1, 3))
+        cluster.apply(InitNamedProducer(name))
+    cluster.apply(MoveReplicas("t", 0, (1, 2, 3)))
+    cluster.isr(*cluster.at().replicas)
+    assert sorted(cluster.at().replicas) == [1, 2, 3]
+    monkeypatch.setattr(module, limit, 3)
+    with pytest.raises(InvalidArgument, match=complaint):
+        cluster.apply(command)
 
 
 @pytest.mark.slow
