@@ -425,7 +425,9 @@ class Accumulator:
     def withdraw(self, batch: Batch) -> None:
         """Take a batch back that `take` has not given out."""
         with self.lock:
-            if batch in batch.outbox.closed:
+            if not batch.closed:
+                batch.close()
+            elif batch in batch.outbox.closed:
                 batch.outbox.closed.remove(batch)
 
     def forget(self, name: str) -> None:

@@ -48,7 +48,8 @@ class Routes:
         self._listeners: list[Callable[[], None]] = []
         self._running: asyncio.Task[None] | None = None
         self._asked_at = float("-inf")
-        self._good: Address | None = None
+        self._asked = 0
+        self._silent: dict[Address, None] = {}  # did not answer when last asked
         self._timer: asyncio.TimerHandle | None = None
         self._problem: RaftqError | None = None
 
@@ -71,9 +72,12 @@ class Routes:
     def addresses(self) -> list[Address]:
         """Whom to ask, the likeliest to answer first."""
         known = [(node.host, node.port) for node in self.nodes.values() if node.alive]
-        good = [] if self._good is None else [self._good]
         dead = [(node.host, node.port) for node in self.nodes.values() if not node.alive]
-        return list(dict.fromkeys((*good, *known, *self._bootstrap, *dead)))
+        # In turn, as a node that is cut off from the others would give the same old answer again.
+        first = self._asked % len(known) if known else 0
+        known = known[first:] + known[:first]
+        every = list(dict.fromkeys((*known, *self._bootstrap, *dead)))
+        return sorted(every, key=self._silent.__contains__)
 
     def describe_leader(self, topic: str, partition: int) -> str:
         found = self.leader(topic, partition)
@@ -174,13 +178,14 @@ class Routes:
         if wait > 0:
             await pause(wait)
         self._asked_at = loop.time()
+        self._asked += 1
         try:
             address, reply = await self._ask_anyone(Metadata(tuple(self._wanted)))
         except RaftqError as error:
             self._problem = error
             return
         self._problem = None
-        self._good = address
+        self._silent.pop(address, None)
         self._learn(reply, loop.time())
         self._tell()
 
@@ -195,17 +200,20 @@ class Routes:
                 if left:
                     address = left.pop(0)
                     asked[self._tasks.spawn(self._ask(address, request))] = address
-                done, _ = await asyncio.wait(
+                done, late = await asyncio.wait(
                     asked,
                     timeout=HEDGE_S if left else None,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
+                if not done:
+                    self._silent.update(dict.fromkeys([asked[task] for task in late]))
                 for task in done:
                     address = asked.pop(task)
                     answer = task.result()
                     if isinstance(answer, MetadataReply):
                         return address, answer
                     failures[address] = str(answer)
+                    self._silent[address] = None
         finally:
             for task in asked:
                 task.cancel()
@@ -223,11 +231,8 @@ class Routes:
     def _learn(self, reply: MetadataReply, now: float) -> None:
         self.cluster_id = reply.cluster_id
         self.controller = reply.controller
-        for node in reply.nodes:
-            known = self.nodes.get(node.node_id)
-            # A lagging node may still know where another one used to be; both are tried in turn.
-            if known is None or known.incarnation <= node.incarnation or node.alive:
-                self.nodes[node.node_id] = node
+        # What a lagging node says about addresses may be old; the next question goes to another.
+        self.nodes.update({node.node_id: node for node in reply.nodes})
         for topic in reply.topics:
             if topic.error:
                 self.missing.setdefault(topic.topic, now)

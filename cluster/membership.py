@@ -144,7 +144,7 @@ class Membership:
 
     def _on_controller(self, controller: int | None, term: int) -> None:
         self._changed.set()
-        if self._scope is not None:
+        if self._scope is not None and not self._scope.expired():
             # What is under way goes to the one before.
             self._scope.reschedule(asyncio.get_running_loop().time())
 

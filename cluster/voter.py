@@ -20,6 +20,7 @@ from raftq.client.wire.errors import (
     NoLeader,
     OutcomeUnknown,
     Throttled,
+    UnknownFormat,
 )
 from raftq.cluster.applied import Applied
 from raftq.cluster.commands import Command, decode_command, encode_command
@@ -46,7 +47,12 @@ class MetadataMachine:
         """Restored and not yet loaded by the event loop, oldest first."""
 
     def apply(self, command: bytes, index: int) -> Any:
-        result, _ = apply(self._state, decode_command(command), index)
+        try:
+            decoded = decode_command(command)
+        except UnknownFormat as error:
+            # Others may know it: a node that refused it would no longer agree with them.
+            raise RuntimeError(f"a newer version of RaftQ decided entry {index}") from error
+        result, _ = apply(self._state, decoded, index)
         return result
 
     def snapshot(self) -> bytes:

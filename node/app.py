@@ -59,7 +59,6 @@ from raftq.node.http.client_gateway import ClientGateway
 from raftq.node.http.server import HttpServer
 from raftq.node.identity import Identity, boot_id, lost_tail, remember
 from raftq.node.metering import metered
-from raftq.node.metrics import NodeMetrics
 from raftq.node.partitions import Partitions
 from raftq.node.server.session import Handler, Session
 from raftq.node.server.tcp import TcpServer
@@ -125,7 +124,7 @@ class Node:
             address_of=self._address_of,
         )
         self.membership: Membership | None = None
-        self.metrics = NodeMetrics()
+        self.metrics = self.partitions.metrics
         self.http: HttpServer | None = None
         if config.http is not None:
             facts = Facts(self)
@@ -150,6 +149,7 @@ class Node:
                 self._peer_options(),
                 voters=tuple(config.voters),
                 rng=self._rng,
+                on_fatal=self.fail,
             )
         raft = ConsensusConfig(
             node_id=str(config.node_id),

@@ -292,7 +292,12 @@ class Partition:
         if self.listeners or len(self.replica.followers):
             self._home.touched(self)
         if log.segments.active.base_offset != self._saved_base:
-            self.save_producers()
+            self._rolled()
+
+    def _rolled(self) -> None:
+        """A segment was sealed: have it synced soon, so that not too many wait for that."""
+        self.save_producers()
+        self._flush()
 
     def save_producers(self) -> None:
         """Keep the sequences beside the log, so that an open reads only what came after."""
@@ -414,7 +419,7 @@ class Partition:
             else:
                 self._home.reached(self)
             if log.segments.active.base_offset != self._saved_base:
-                self.save_producers()
+                self._rolled()
         replica = self.replica
         known = min(high_watermark, log.end_offset)
         if known > replica.high_watermark:
@@ -437,6 +442,8 @@ class Partition:
             "partition=%s begins anew at=%d was=[%d,%d)",
             self.place, start_offset, self.log.start_offset, self.log.end_offset,
         )  # fmt: skip
+        # First: a snapshot at the very offset where the log begins anew would be believed.
+        producer_files.remove_above(self.log.disk, self.place.directory, -1)
         self.log.reset(start_offset)
         self._rewritten()
 

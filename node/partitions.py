@@ -34,6 +34,7 @@ from raftq.cluster.commands import ChangeIsr
 from raftq.cluster.metadata_log import MetadataLog
 from raftq.cluster.state import PartitionState, TopicState
 from raftq.node.config import NodeConfig
+from raftq.node.metrics import NodeMetrics
 from raftq.node.partition import Partition, Place, known_producers
 from raftq.node.replica import Decided, IsrChange, Replica
 from raftq.node.replication import Following, Net, Spawn
@@ -67,6 +68,7 @@ class Partitions:
         self.by_name: dict[tuple[str, int], Partition] = {}
         self.by_id: dict[Key, Partition] = {}
         self.on_damage: Callable[[Partition, BaseException], None] | None = None
+        self.metrics = NodeMetrics()
         self._config = config
         self._me = config.node_id
         self._disk = disk
@@ -168,6 +170,7 @@ class Partitions:
     def _take(self, change: Change) -> None:
         state = self._metadata.state
         if isinstance(change, TopicDeleted):
+            self.metrics.forget_topic(change.name)
             for key in [key for key in self.by_id if key[0] == change.topic_id]:
                 self._close(key, remove=True)
         elif isinstance(change, TopicChanged | PartitionChanged):
@@ -200,6 +203,7 @@ class Partitions:
         epoch = partition.replica.epoch
         partition.decide(self._decided(topic, state), self._me)
         if partition.replica.epoch != epoch:
+            self.metrics.elections += state.leader == self._me
             leader = state.leader if state.leader != self._me else None
             self._following.follow(partition, leader)
 
@@ -232,6 +236,7 @@ class Partitions:
                 segment_bytes=min(topic.config.segment_bytes, 1 << 30),
                 page_cache_bytes=storage.page_cache_bytes,
                 write_behind_bytes=storage.write_behind_bytes,
+                seal_sync=False,
             ),
             self._wall_ms(),
         )
@@ -344,6 +349,8 @@ class Partitions:
                 try:
                     await self._metadata.propose(command)
                     decided = True
+                    self.metrics.isr_expansions += change.joins
+                    self.metrics.isr_shrinks += change.leaves
                 except RaftqError as error:
                     decided = error.outcome == "failed"
                     logger.info("partition=%s isr change ended: %s", place, error)

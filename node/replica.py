@@ -49,6 +49,8 @@ class IsrChange:
     epoch: int
     version: int
     members: tuple[tuple[int, int], ...]
+    joins: int
+    leaves: int
     reason: str
 
 
@@ -266,6 +268,8 @@ class Replica:
             decided.epoch,
             decided.version,
             tuple(sorted(members.items())),
+            len(joined),
+            len(left),
             f"joined={joined} left={left}",
         )
         self._proposed = change

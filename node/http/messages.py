@@ -282,7 +282,7 @@ def _binary(record: Readable) -> dict[str, Any]:
         "key": record.key,
         "value": record.value,
         "priority": PRIORITIES[record.priority],
-        "headers": record.headers,
+        "headers": dict(record.headers),  # msgpack packs no other mapping
     }
 
 

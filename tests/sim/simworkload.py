@@ -123,7 +123,7 @@ class Workload:
                     self.positions[name, partition] = record.offset + 1
 
     def caught_up(self) -> bool:
-        """Whether every consumer has read up to the end of every partition."""
+        """Whether every record is readable, and every consumer has read all of them."""
         ends = self._ends()
         return ends is not None and all(
             self.positions.get((name, partition), 0) == end
@@ -139,10 +139,11 @@ class Workload:
             node = None if leader is None else self._cluster.nodes[leader].node
             if node is None or (name, number) not in node.partitions.by_name:
                 return None
-            replica = node.partitions.of(name, number).replica
-            if not replica.settled:
+            partition = node.partitions.of(name, number)
+            end = partition.log.end_offset
+            if partition.replica.role != "leader" or partition.replica.high_watermark < end:
                 return None
-            found[name, number] = replica.high_watermark
+            found[name, number] = end
         return found
 
     def final(self) -> dict[Partition, Log]:

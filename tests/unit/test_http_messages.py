@@ -1,11 +1,14 @@
 """Messages of REST become columns of records, or are refused by the name of the field."""
 
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+from raftq.client import results
 from raftq.client.wire.errors import TooLarge
 from raftq.client.wire.record import Record
+from raftq.node.http.bodies import encode_json, encode_msgpack
 from raftq.node.http.errors import Refusal
 from raftq.node.http.gateway import Outgoing
 from raftq.node.http.messages import (
@@ -216,6 +219,15 @@ def test_records_come_back_as_text_or_base64() -> None:
     }  # fmt: skip
     for text in texts:
         assert set(text) <= set(RECORD_SCHEMA["properties"])
+
+
+def test_headers_may_be_any_mapping() -> None:
+    for headers in ({}, {"h": b"1"}):
+        record = results.Record("t", 0, 7, None, b"v", NOW_MS, MappingProxyType(headers), 2)
+        for binary, encode in ((True, encode_msgpack), (False, encode_json)):
+            (written,) = write_records([record], binary)
+            assert encode(written)
+            assert len(written["headers"]) == len(headers)
 
 
 def test_what_was_read_can_be_published_again() -> None:

@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
-from raftq.client.wire.errors import ConsensusBroken, NoLeader, TopicExists
+from raftq.client.wire.errors import ConsensusBroken, InvalidArgument, NoLeader, TopicExists
 from raftq.cluster import metadata_copy
 from raftq.cluster.commands import (
     AllocateProducerIds,
@@ -20,7 +21,7 @@ from raftq.cluster.commands import (
 from raftq.cluster.consensus_config import ConsensusConfig, RaftLimits, RaftTimes
 from raftq.cluster.metadata import Change, NodeChanged, TopicChanged, TopicDeleted, dump, load
 from raftq.cluster.metadata_copy import MetadataCopy
-from raftq.cluster.voter import VoterMetadata
+from raftq.cluster.voter import MetadataMachine, VoterMetadata
 
 FAST = RaftTimes(
     election_ms_min=150, election_ms_max=300, append_ms=40, tick_ms=10, fallback_ms=450,
@@ -355,3 +356,12 @@ def test_subscribers_hear_once_of_what_came_together_and_one_that_fails_hurts_no
         assert calls == [[NodeChanged(1), NodeChanged(2)]]
 
     run(body)
+
+
+def test_a_command_of_a_newer_version_stops_a_voter_instead_of_being_refused() -> None:
+    """Nodes that know the command apply it: who refused it would hold another state for ever."""
+    machine = MetadataMachine("c")
+    with pytest.raises(RuntimeError, match="newer version"):
+        machine.apply(msgpack.packb([99, 1]), 7)
+    with pytest.raises(InvalidArgument):
+        machine.apply(b"\xc1", 8)
