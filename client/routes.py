@@ -207,7 +207,7 @@ class Routes:
                 )
                 if not done:
                     self._silent.update(dict.fromkeys([asked[task] for task in late]))
-                for task in done:
+                for task in [task for task in asked if task in done]:
                     address = asked.pop(task)
                     answer = task.result()
                     if isinstance(answer, MetadataReply):

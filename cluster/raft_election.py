@@ -107,7 +107,10 @@ class Elector(Library):
         self._pre_votes = None
         self.state = CANDIDATE
         self._set_term(self.term_now + 1, self.setup.node_id)
-        self._postpone_election(now)
+        # Two that stood at the same instant try again soon, and hardly at the same instant again;
+        # who stands was granted pre-votes, so there is no leader whom that could disturb.
+        soon = self.setup.times.election_ms_min / 1000 * self.setup.rng.uniform(0.2, 0.6)
+        self.election_deadline = now + soon
         self._votes = {self.setup.node_id: True}
         if self._is_majority(self._votes):
             self._become_leader()
