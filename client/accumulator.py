@@ -25,11 +25,10 @@ from itertools import accumulate
 import mmh3
 
 from raftq.client.options import LANES, ProducerOptions
-from raftq.client.results import Appended, Deliveries, Delivery, Outcome
+from raftq.client.outbox import Batch, Outbox, Topic
+from raftq.client.results import Deliveries, Delivery
 from raftq.client.retry import again
-from raftq.client.tasks import finish
 from raftq.client.wire.errors import InvalidArgument, RaftqError
-from raftq.client.wire.layout import LANE_COUNT
 from raftq.client.wire.record import Headers
 
 RECORD_BYTES = 16  # what a record costs beyond its key, value and headers
@@ -38,142 +37,6 @@ RECORD_BYTES = 16  # what a record costs beyond its key, value and headers
 def partition_of(key: bytes, partitions: int) -> int:
     """The partition of a key: murmur3 (32 bits, seed 0, unsigned) modulo the partitions."""
     return int(mmh3.hash(key, signed=False)) % partitions
-
-
-class Batch(Outcome):
-    """Records of one partition and lane, from the first `send` to the acknowledgement."""
-
-    __slots__ = (
-        "base_offset", "closed", "count", "deadline", "due", "headers", "keys", "lane",
-        "maybe_written", "number", "outbox", "plain", "raw", "size", "timestamp", "timestamps",
-        "turn", "values", "waits",
-    )  # fmt: skip
-
-    def __init__(self, owner: "Accumulator", outbox: "Outbox", lane: int) -> None:
-        super().__init__(owner.lock, owner.loop)
-        self.outbox = outbox
-        self.lane = lane
-        self.values: list[bytes] = []
-        self.keys: list[bytes | None] | None = None
-        self.headers: list[Headers | None] | None = None
-        self.timestamps: list[int] | None = None
-        self.timestamp = owner.options.wall_ms()
-        self.plain = True  # open, and values only so far
-        self.size = 0
-        self.count = 0  # set when it is closed
-        self.closed = False
-        self.due = False  # it has waited long enough for more records
-        self.base_offset = -1
-        # The sender's part.
-        self.deadline = float("inf")
-        self.raw: bytearray | None = None
-        self.turn = 0  # attempts made; an answer to an older one is not for this batch
-        self.waits = False  # in the window, to be sent again
-        self.number = 0  # among the outbox's batches, by sequence
-        self.maybe_written = False  # an attempt ended without a clear answer
-
-    def add(
-        self, value: bytes, key: bytes | None, headers: Headers | None, timestamp: int | None
-    ) -> None:
-        count = len(self.values)
-        self.values.append(value)
-        if key is not None and self.keys is None:
-            self.keys = [None] * count
-        if headers and self.headers is None:
-            self.headers = [None] * count
-        if timestamp is not None and self.timestamps is None:
-            self.timestamps = [self.timestamp] * count
-        if self.keys is not None:
-            self.keys.append(key)
-        if self.headers is not None:
-            self.headers.append(headers)
-        if self.timestamps is not None:
-            self.timestamps.append(self.timestamp if timestamp is None else timestamp)
-        self.plain = self.keys is None and self.headers is None and self.timestamps is None
-
-    def extend(self, values: Sequence[bytes], keys: Sequence[bytes | None] | None) -> None:
-        count = len(self.values)
-        self.values.extend(values)
-        if keys is not None and self.keys is None:
-            self.keys = [None] * count
-        if self.keys is not None:
-            self.keys.extend([None] * len(values) if keys is None else keys)
-        if self.headers is not None:
-            self.headers.extend([None] * len(values))
-        if self.timestamps is not None:
-            self.timestamps.extend([self.timestamp] * len(values))
-        self.plain = self.keys is None and self.headers is None and self.timestamps is None
-
-    def close(self) -> None:
-        self.closed = True
-        self.plain = False
-        self.count = len(self.values)
-        self.outbox.open[self.lane] = None
-
-    def appended(self, index: int) -> Appended:
-        if self.error is not None:
-            raise again(self.error)
-        timestamp = self.timestamp if self.timestamps is None else self.timestamps[index]
-        offset = self.base_offset + index if self.base_offset >= 0 else -1
-        return Appended(self.outbox.topic, self.outbox.partition, offset, timestamp)
-
-    def drop_columns(self) -> None:
-        """Once encoded, the bytes are all that is needed; timestamps stay for the results."""
-        self.values = []
-        self.keys = self.headers = None
-
-
-class Outbox:
-    """What waits for one partition. `window` and what follows it belong to the sender."""
-
-    __slots__ = (
-        "attempts", "closed", "connecting", "encoded", "gap", "identity", "last_error", "node",
-        "open", "partition", "renewing", "returned", "sequence", "stuck", "timer", "topic",
-        "window",
-    )  # fmt: skip
-
-    def __init__(self, topic: str, partition: int) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.open: list[Batch | None] = [None] * LANE_COUNT
-        self.closed: deque[Batch] = deque()
-        self.stuck = False  # nothing gets through right now: records without a key go elsewhere
-        self.window: deque[Batch] = deque()  # encoded and not settled, by sequence
-        self.returned: deque[Batch] = deque()  # certainly not written, to get new sequences
-        self.identity: tuple[int, int] | None = None  # producer id and epoch
-        self.sequence = 0
-        self.encoded = 0  # batches that have got their sequence numbers
-        self.gap = False  # a sequence number was given up: later ones will be refused
-        self.renewing = False
-        self.connecting = False
-        self.timer: asyncio.TimerHandle | None = None
-        self.attempts = 0
-        self.last_error: RaftqError | None = None
-        self.node: int | None = None  # where the window was sent
-
-
-class Topic:
-    """The outboxes of a topic's partitions."""
-
-    __slots__ = ("next", "outboxes", "sticky")
-
-    def __init__(self, name: str, partitions: int) -> None:
-        self.outboxes = [Outbox(name, number) for number in range(partitions)]
-        # By priority as callers say it: where records without a key go until it is closed.
-        self.sticky: dict[str | int, Batch] = {}
-        self.next = 0
-
-    def choose(self) -> Outbox:
-        """Round robin, past partitions that are stuck while others are not."""
-        outboxes = self.outboxes
-        count = len(outboxes)
-        for step in range(count):
-            outbox = outboxes[(self.next + step) % count]
-            if not outbox.stuck:
-                self.next = (self.next + step + 1) % count
-                return outbox
-        self.next = (self.next + 1) % count
-        return outboxes[self.next - 1]
 
 
 class Accumulator:
@@ -198,7 +61,7 @@ class Accumulator:
         self.unsettled: dict[Batch, None] = {}
         self.refusal: RaftqError | None = None  # why nothing is taken any more
         self.starved = 0  # threads that wait for room
-        self.starving: list[asyncio.Future[None]] = []  # tasks of the loop that do
+        self.starving: deque[asyncio.Future[None]] = deque()  # tasks of the loop that do
         self._wake = wake
         self._woken = False
         self._opened: list[Batch] = []
@@ -360,7 +223,8 @@ class Accumulator:
         """The open batch of a partition and lane."""
         batch = outbox.open[lane]
         if batch is None:
-            batch = outbox.open[lane] = Batch(self, outbox, lane)
+            now = self.options.wall_ms()
+            batch = outbox.open[lane] = Batch(self.lock, self.loop, outbox, lane, now)
             self.unsettled[batch] = None
             self._opened.append(batch)
             self._call()
@@ -415,12 +279,20 @@ class Accumulator:
             if self.starved:
                 self.room.notify_all()
         if self.starving:
-            starving, self.starving = self.starving, []
-            for future in starving:
-                finish(future)
+            self._feed(batch.count if self.used else len(self.starving))
         batch.raw = None
         batch.drop_columns()
         batch.settle(error)
+
+    def _feed(self, count: int) -> None:
+        """Let so many tasks try again, the longest waiting first: there is room for about as many
+        records as a batch had. Whoever still finds none waits for the next batch."""
+        starving = self.starving
+        while starving and count > 0:
+            future = starving.popleft()
+            if not future.done():
+                future.set_result(None)
+                count -= 1
 
     def withdraw(self, batch: Batch) -> None:
         """Take a batch back that `take` has not given out."""

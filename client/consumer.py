@@ -11,8 +11,7 @@ out what is there (positions.py). One poll at a time.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
-from types import coroutine
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, Unpack
 
 from raftq.client.base import Client
@@ -22,17 +21,13 @@ from raftq.client.positions import Assigned, Positions, Start
 from raftq.client.records import Fetched, to_table
 from raftq.client.results import Record
 from raftq.client.retry import again, out_of_time
+from raftq.client.tasks import let_others_run
 from raftq.client.wire.errors import InvalidArgument, OffsetOutOfRange
 from raftq.client.wire.layout import OFFSET_MAX
 
 POLL_BYTES = 4 * 1024 * 1024
 
 T = TypeVar("T")
-
-
-@coroutine
-def _let_others_run() -> Iterator[None]:
-    yield
 
 
 class Consumer(Client):
@@ -146,7 +141,7 @@ class Consumer(Client):
     async def _poll(self, take: Callable[[], list[T]], timeout_s: float) -> list[T]:
         self._ensure_started()
         # Without this a consumer whose buffers never run dry would keep the loop to itself.
-        await _let_others_run()
+        await let_others_run()
         found = take()
         if found or timeout_s <= 0:
             return found

@@ -7,8 +7,8 @@ under an id of its own (`renew`); the others keep theirs.
 import asyncio
 from collections.abc import Callable
 
-from raftq.client.accumulator import Outbox
 from raftq.client.options import ProducerOptions
+from raftq.client.outbox import Outbox
 from raftq.client.pool import Pool
 from raftq.client.retry import Backoff
 from raftq.client.routes import Routes

@@ -168,11 +168,11 @@ class ConsumerOptions(ClientOptions):
     reset: Reset = "earliest"
     """Where to go on when a position is not kept any more, and where to begin without a `seek`.
     "none": `poll` raises OffsetOutOfRange instead."""
-    fetch_bytes: int = 1024 * 1024
+    fetch_bytes: int = 2 * 1024 * 1024
     """Of one partition in one reply. A bigger batch still comes whole."""
     fetch_wait_ms: int = 500
     """For how long a node may wait for records before it answers."""
-    prefetch_bytes_partition: int = 4 * 1024 * 1024
+    prefetch_bytes_partition: int = 8 * 1024 * 1024
     """Fetched and not yet polled, per partition. Too little: polls wait for the network."""
     prefetch_bytes: int = 64 * 1024 * 1024
     """The same for all partitions together."""

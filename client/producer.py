@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Unpack
 
-from raftq.client.accumulator import Accumulator, Batch, Rows, partition_of
+from raftq.client.accumulator import Accumulator, Rows, partition_of
 from raftq.client.base import Client
 from raftq.client.options import Bootstrap, ProducerOptions, ProducerSettings, lane_of
+from raftq.client.outbox import Batch
 from raftq.client.results import Deliveries, Delivery
 from raftq.client.retry import again
 from raftq.client.sender import Sender
+from raftq.client.tasks import let_others_run
 from raftq.client.wire.errors import (
     InvalidArgument,
     QueueClosed,
@@ -75,12 +77,16 @@ class Producer(Client):
         if plain and type(value) is bytes:
             delivery = self._accumulator.offer_value(topic, value, priority)
             if delivery is not None:
+                if delivery.closed_batch():
+                    await let_others_run()  # for whoever only sends would never let it be sent
                 return delivery
         self.check(value, key, headers, priority, partition, timestamp)
         delivery = offer(topic, value, key, headers, priority, partition, timestamp)
         while delivery is None:
             await self.make_room(topic)
             delivery = offer(topic, value, key, headers, priority, partition, timestamp)
+        if delivery.closed_batch():
+            await let_others_run()
         return delivery
 
     async def send_many(
@@ -100,6 +106,7 @@ class Producer(Client):
         for number, rows in groups:
             while not self._accumulator.offer_many(topic, rows, priority, number, deliveries):
                 await self.make_room(topic)
+        await let_others_run()
         return deliveries
 
     async def flush(

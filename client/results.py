@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from raftq.client.retry import again
@@ -44,6 +45,7 @@ class Settling(Protocol):
     done: bool
     error: RaftqError | None
     claimed: bool
+    closed: bool
 
     def appended(self, index: int) -> Appended: ...
     def event(self) -> threading.Event: ...
@@ -81,16 +83,22 @@ class Outcome:
     def waiter(self) -> "asyncio.Future[None]":
         """A future of the running loop that ends with the batch; one for each who waits, since
         whoever is cancelled takes the future along."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        with self.lock:
-            if not self.done:
-                if self._waiters is None:
-                    self._waiters = [future]
-                else:
-                    self._waiters.append(future)
-                return future
-        future.set_result(None)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        if loop is self.loop:
+            self._add_waiter(future)  # batches are settled on this loop, so not meanwhile
+        else:
+            with self.lock:
+                self._add_waiter(future)
         return future
+
+    def _add_waiter(self, future: "asyncio.Future[None]") -> None:
+        if self.done:
+            future.set_result(None)
+        elif self._waiters is None:
+            self._waiters = [future]
+        else:
+            self._waiters.append(future)
 
     def on_done(self, call: Callable[[], object]) -> None:
         with self.lock:
@@ -146,6 +154,10 @@ class Delivery:
 
     def done(self) -> bool:
         return self._batch.done
+
+    def closed_batch(self) -> bool:
+        """Whether the record's batch takes no more records."""
+        return self._batch.closed
 
     def result(self, timeout: float | None = None) -> Appended:
         """Wait for the acknowledgement. Raises the RaftqError that ended the delivery, or
@@ -210,11 +222,11 @@ class Deliveries:
         return self._results()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until all are done, without making a result for each."""
-        # Batches end in almost any order, so each wait gets the whole timeout at most once: the
-        # first batch that is late raises.
+        """Wait until all are done, without making a result for each; raises the first error."""
+        deadline = None if timeout is None else perf_counter() + timeout
         for batch, first, _ in self._parts:
-            Delivery(batch, first).result(timeout)
+            left = None if deadline is None else max(deadline - perf_counter(), 0)
+            Delivery(batch, first).result(left)
 
     def __await__(self) -> Generator[object, None, list[Appended]]:
         for batch, _, _ in self._parts:

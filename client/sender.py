@@ -9,11 +9,11 @@ the window. Each has its sequence numbers from the moment it is encoded, and eve
 same bytes, so a node that has it already says where. When one attempt fails, nothing new of that
 partition is sent until everything in the window has an answer; then it is sent again in order.
 
-A batch that is given up leaves a gap in the sequence. What was sent after it either turns out to be
-written, or is refused as out of order: if no attempt of it can have been written, it gets new
-numbers, otherwise its outcome is unknown. When the window is empty the partition goes on under a
-producer id of its own, beginning at 0: nothing that is still on its way under the old one can be
-taken for the new.
+A batch that is given up leaves a gap in the sequence. Of those sent after it, one of which no
+attempt can have been written gets new numbers; another is sent again, and either turns out to be
+written or is refused as out of order: then its outcome is unknown. When the window is empty the
+partition goes on under a producer id of its own, beginning at 0: nothing that is still on its way
+under the old one can be taken for the new.
 """
 
 import asyncio
@@ -23,10 +23,11 @@ from typing import Any
 
 from crc32c import crc32c
 
-from raftq.client.accumulator import Accumulator, Batch, Outbox
+from raftq.client.accumulator import Accumulator
 from raftq.client.connection import Connection
 from raftq.client.identity import Identities
 from raftq.client.options import Address, ProducerOptions
+from raftq.client.outbox import Batch, Outbox
 from raftq.client.pool import Pool
 from raftq.client.retry import again, out_of_time
 from raftq.client.routes import Routes
@@ -44,6 +45,7 @@ from raftq.client.wire.layout import NO_PRODUCER, REST_AT, Producer
 from raftq.client.wire.messages import Produce
 
 SEQUENCES = 1 << 32
+AGES_SPARE = 1_000  # settled batches that may wait to be forgotten
 _PRODUCER_AT = 40
 _CRC_AT = 24
 
@@ -89,10 +91,12 @@ class Sender:
                 self._lingering.append((now + linger_s, batch))
             else:
                 ready.append(batch.outbox)
-        if opened:
+        if len(self._ages) > AGES_SPARE + 2 * len(self._accumulator.unsettled):
+            self._ages = deque([batch for batch in self._ages if not batch.done])
+        if self._ages:
             self._arm("ages", self._ages[0].deadline, self._expire)
-            if linger_s:
-                self._arm("linger", self._lingering[0][0], self._linger)
+        if self._lingering:
+            self._arm("linger", self._lingering[0][0], self._linger)
         for outbox in ready:
             self.pump(outbox)
 
@@ -261,6 +265,8 @@ class Sender:
             self._give_up(outbox, batch, self._too_late(outbox, batch))
         else:
             batch.waits = True
+        if outbox.gap:
+            self._return_unwritten(outbox)
         if any(not one.waits for one in outbox.window):
             return
         if outbox.window:
@@ -278,6 +284,15 @@ class Sender:
             outbox.gap = True
             self._leave_window(outbox, batch)
             outbox.returned.append(batch)
+
+    def _return_unwritten(self, outbox: Outbox) -> None:
+        """After a gap: what certainly was not written gets new numbers, as those it has would be
+        refused. Only from the front, so that order is kept."""
+        window = outbox.window
+        while window and window[0].waits and not window[0].maybe_written:
+            outbox.returned.append(window.popleft())
+        if not window:
+            self._busy.pop(outbox, None)
 
     def _is_final(self, error: RaftqError) -> bool:
         if not error.retriable:

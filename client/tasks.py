@@ -8,7 +8,8 @@ logged, never lost.
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from types import coroutine
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,12 @@ class Tasks:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a task of %s failed", self._owner, exc_info=error)
+
+
+@coroutine
+def let_others_run() -> Iterator[None]:
+    """Give the loop one turn."""
+    yield
 
 
 async def pause(seconds: float) -> None:

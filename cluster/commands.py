@@ -81,7 +81,9 @@ def encode_command(command: Command) -> bytes:
     try:
         plain = _structs[kind].write(command)
         command.check()
-        packed: bytes = msgpack.packb([COMMAND_VERSION, kind, *plain.values()])
+        # All of them, also those that have their default: the place tells which field it is.
+        values = [plain.get(name, getattr(command, name)) for name in _names[kind]]
+        packed: bytes = msgpack.packb([COMMAND_VERSION, kind, *values])
     except Bad as error:
         raise InvalidArgument(f"{type(command).__name__}{error}") from None
     except (UnicodeEncodeError, OverflowError) as error:

@@ -22,6 +22,7 @@ from raftq.client.wire.errors import (
     AccessDenied,
     ConfigError,
     ConnectFailed,
+    NodeStopping,
     RaftqError,
 )
 from raftq.client.wire.messages import (
@@ -102,6 +103,7 @@ class Node:
         self._wall_ms = wall_ms
         self._boot = boot
         self._lock: Lock | None = None
+        self._serving = False
         self._identity: Identity
         self._proof = cluster_proof(config.secret, config.cluster_id)
         self._tasks: dict[asyncio.Task[Any], None] = {}
@@ -181,14 +183,27 @@ class Node:
             WatchMetadata: shared.watch,
             ReadReplica: self.upkeep.read_replica,
         }
-        return {
+        for_all: dict[type[Message], Handler] = {
             Produce: data.produce,
             Fetch: data.fetch,
             ListOffsets: data.list_offsets,
             InitProducer: data.init_producer,
             **AdminHandlers(self.node_id, self.config.cluster_id, self.metadata).table(),
+        }
+        return {
+            **{kind: self._when_serving(handler) for kind, handler in for_all.items()},
             **{kind: _only_nodes(handler) for kind, handler in node_only.items()},
         }
+
+    def _when_serving(self, handler: Handler) -> Handler:
+        """Until it is registered a node may know nothing yet, not even which topics there are."""
+
+        def guarded(message: Any, raw: memoryview, session: Session) -> Any:
+            if not self._serving:
+                raise NodeStopping("the node is still starting")
+            return handler(message, raw, session)
+
+        return guarded
 
     # Life
 
@@ -220,6 +235,7 @@ class Node:
         self.partitions.start(self, self._wall_ms, self.fail)
         self.upkeep.start()
         self.metadata.subscribe(lambda changes: self.conversations.fence())
+        self._serving = True
         logger.info(
             "node=%d serves native=%s:%d incarnation=%d lost_tail=%s",
             self.node_id, config.host, self.native_port, self.incarnation, lost,
@@ -255,7 +271,8 @@ class Node:
         await self.metadata.stop()
         self.syncer.close()
         if self._lock is not None:
-            if self.membership is not None and not failed:
+            # One that never got as far as to confess what it lost must not vouch for it.
+            if self._serving and not failed:
                 remember(self.disk, self.config.data_dir, self._identity, clean=True)
             self._lock.release()
             self._lock = None

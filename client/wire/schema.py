@@ -10,13 +10,13 @@ A header is a msgpack map of field names. The rules come from the dataclass's an
     another dataclass                      a map inside the map
 
 Compatible in both directions: fields that are not known are ignored, and a field with a default may
-be missing. So a new field always has a default, and no field ever changes its meaning. Everything
-else that deviates is a ProtocolError that names the field: a LocalProtocolError while encoding, a
-RemoteProtocolError while decoding.
+be missing; one that has its default is not sent. So a new field always has a default, and no field
+or default ever changes its meaning. Everything else that deviates is a ProtocolError that names the
+field: a LocalProtocolError while encoding, a RemoteProtocolError while decoding.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -156,36 +156,43 @@ class Struct(Generic[T]):
     def __init__(self, cls: type[T]) -> None:
         hints = type_hints(cls, include_extras=True)
         self._cls = cls
-        self._readers: list[tuple[str, Check, Callable[[], Any] | None]] = []
-        self._writers: list[tuple[str, Check]] = []
+        self._readers: list[tuple[str, Check, Any, Any]] = []
+        self._writers: list[tuple[str, Check, Any]] = []
         for one in fields(cls):  # type: ignore[arg-type]
             read, write = _checks(hints[one.name])
-            self._readers.append((one.name, read, _default(one)))
-            self._writers.append((one.name, write))
+            self._readers.append((one.name, read, one.default, one.default_factory))
+            self._writers.append((one.name, write, one.default))
 
     def read(self, value: Any) -> T:
         if type(value) is not dict:
             raise Bad(f": {_shown(value)} is not a map")
         values = []
-        for name, check, default in self._readers:
-            if name in value:
+        get = value.get
+        for name, check, default, factory in self._readers:
+            item = get(name, MISSING)
+            if item is not MISSING:
                 try:
-                    values.append(check(value[name]))
+                    values.append(check(item))
                 except Bad as error:
                     raise Bad(f".{name}{error}") from None
-            elif default is None:
-                raise Bad(f".{name}: missing")
+            elif default is not MISSING:
+                values.append(default)
+            elif factory is not MISSING:
+                values.append(factory())
             else:
-                values.append(default())
+                raise Bad(f".{name}: missing")
         return self._cls(*values)
 
     def write(self, value: Any) -> dict[str, Any]:
         if type(value) is not self._cls:
             raise Bad(f": {_shown(value)} is not a {self._cls.__name__}")
         plain = {}
-        for name, check in self._writers:
+        for name, check, default in self._writers:
+            one = getattr(value, name)
+            if one is default:
+                continue
             try:
-                plain[name] = check(getattr(value, name))
+                plain[name] = check(one)
             except Bad as error:
                 raise Bad(f".{name}{error}") from None
         return plain
@@ -214,15 +221,6 @@ class Struct(Generic[T]):
             return self.read(value)
         except Bad as error:
             raise RemoteProtocolError(f"{self._cls.__name__}{error}") from None
-
-
-def _default(one: "Field[Any]") -> Callable[[], Any] | None:
-    if one.default_factory is not MISSING:
-        return one.default_factory
-    if one.default is not MISSING:
-        value = one.default
-        return lambda: value
-    return None
 
 
 def _checks(hint: Any) -> tuple[Check, Check]:

@@ -28,6 +28,7 @@ TOPICS = 10
 CPU_SHARE_MAX, START_S_MAX, CHANGE_MS_MAX = 0.10, 10.0, 200.0
 SETTLE_S = 5.0
 PAUSE_S = 0.05
+ASK_MS = 3_000
 START_S_LIMIT = 120.0
 CHANGES, CHANGES_QUICK = 50, 5
 CHANGE_S_LIMIT = 10.0
@@ -44,8 +45,8 @@ def measure(settings: ClusterSettings) -> list[Result]:
         idle = _idle(found, local)
         changes = run(_changes(found, settings.base.size(CHANGES, CHANGES_QUICK)))
         starts = {
-            "stopped in good order": _restart(local, found.bootstrap, kill=False),
-            "killed with -9": _restart(local, found.bootstrap, kill=True),
+            "stopped in good order": _restart(found, local, kill=False),
+            "killed with -9": _restart(found, local, kill=True),
         }
     return [
         _idle_result(settings, count, idle),
@@ -66,8 +67,8 @@ def _idle(found: Target, local: LocalCluster) -> tuple[dict[int, float], float]:
             for one, spent in before.items()}, seconds  # fmt: skip
 
 
-def _restart(local: LocalCluster, bootstrap: str, kill: bool) -> float:
-    """Seconds from starting all nodes until every partition has a leader again."""
+def _restart(found: Target, local: LocalCluster, kill: bool) -> float:
+    """Seconds from starting all nodes until every partition is served by a leader again."""
     for node_id in local.ids:
         if kill:
             local.kill(node_id)
@@ -76,17 +77,32 @@ def _restart(local: LocalCluster, bootstrap: str, kill: bool) -> float:
     start = time.perf_counter()
     for node_id in local.ids:
         local.restart(node_id, timeout=None)
+    why = "nobody answered"
     while (seconds := time.perf_counter() - start) < START_S_LIMIT:
         try:
-            with Admin(bootstrap, timeout_ms=1_000) as admin:
-                status = admin.cluster_status()
-                alive = sum(node.alive for node in admin.nodes())
-            if not status.leaderless and alive == len(local.ids):
-                return seconds
+            with Admin(found.bootstrap, timeout_ms=ASK_MS) as admin:
+                why = _what_is_missing(admin, found.topics)
         except RaftqError as error:
-            tell(f"not yet up: {error}")
+            why = str(error)
+        if not why:
+            return seconds
         time.sleep(PAUSE_S)
-    raise RequestTimeout(f"the cluster is not up after {START_S_LIMIT:g} s")
+    ended = "; ".join(f"node {one}: {how}" for one, how in local.died())
+    raise RequestTimeout(f"the cluster is not up after {START_S_LIMIT:g} s: {why}. {ended}")
+
+
+def _what_is_missing(admin: Admin, topics: Sequence[str]) -> str:
+    """What a cluster that has just started still lacks; "" for nothing. What a node remembers from
+    before counts for nothing: leaders must answer."""
+    status = admin.cluster_status()
+    if status.controller is None or status.leaderless:
+        return f"controller {status.controller}, {status.leaderless} without leader"
+    for topic in topics:
+        silent = [one for one in admin.describe_topic(topic).partitions
+                  if one.high_watermark is None]  # fmt: skip
+        if silent:
+            return f"{len(silent)} leaders of {topic} do not answer"
+    return ""
 
 
 async def _changes(found: Target, count: int) -> list[float]:

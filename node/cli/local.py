@@ -43,7 +43,9 @@ Wait = Annotated[float, typer.Option("--wait", min=0.1, max=3600, help="Seconds 
 
 def up(  # noqa: PLR0913 - what can be said about a cluster
     nodes: Annotated[int, typer.Option(min=1, max=32, help="How many.")] = 3,
-    data: Annotated[str | None, typer.Option(metavar="DIR", help="Kept between runs.")] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="DIR", help="A new temporary one otherwise.")
+    ] = None,
     port: Annotated[
         int | None,
         typer.Option(
@@ -154,7 +156,8 @@ def _stop_signal() -> Iterator[_Stop]:
 
 
 def _close(cluster: "LocalCluster", output: Format) -> None:
-    _say(output, "stopping the nodes (Ctrl-C again: at once)")
+    if cluster.nodes:
+        _say(output, "stopping the nodes (Ctrl-C again: at once)")
     try:
         cluster.close()
     except KeyboardInterrupt:

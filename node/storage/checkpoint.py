@@ -5,6 +5,7 @@
     4     2     version          1
     6     2     flags            1 = the log was closed and nothing was written since
                                  2 = sealed segments above flushed_offset may not be durable
+                                 4 = a truncation to this point has begun and may not be durable
     8     8     sequence         the valid slot with the higher one counts
     16    8     segment_base     base offset of the active segment
     24    8     position         bytes of it that are durable
@@ -32,6 +33,7 @@ SLOT_BYTES = 64
 NAME = "checkpoint"
 _FLAG_CLEAN = 1
 _FLAG_LAZY = 2
+_FLAG_CUTTING = 4
 
 _SLOT = Struct("<4sHHqqqqq12x")
 _CRC = Struct("<I")
@@ -48,6 +50,7 @@ class Checkpoint:
     start_offset: int = 0
     clean: bool = False
     lazy: bool = False
+    cutting: bool = False
     sure: bool = False
     """Not stored: whether no newer slot can have been lost to damage."""
 
@@ -56,7 +59,9 @@ def encode_slot(checkpoint: Checkpoint, sequence: int) -> bytes:
     slot = _SLOT.pack(
         MAGIC,
         VERSION,
-        _FLAG_CLEAN * checkpoint.clean | _FLAG_LAZY * checkpoint.lazy,
+        _FLAG_CLEAN * checkpoint.clean
+        | _FLAG_LAZY * checkpoint.lazy
+        | _FLAG_CUTTING * checkpoint.cutting,
         sequence,
         checkpoint.segment_base,
         checkpoint.position,
@@ -81,8 +86,8 @@ def decode_slot(slot: bytes, path: str) -> Checkpoint | None:
     sequence, base, position, flushed, start = numbers
     if min(numbers) < 0 or start > flushed:
         return None
-    clean, lazy = bool(flags & _FLAG_CLEAN), bool(flags & _FLAG_LAZY)
-    return Checkpoint(sequence, base, position, flushed, start, clean, lazy)
+    said = [bool(flags & flag) for flag in (_FLAG_CLEAN, _FLAG_LAZY, _FLAG_CUTTING)]
+    return Checkpoint(sequence, base, position, flushed, start, *said)
 
 
 class CheckpointFile:

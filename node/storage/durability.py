@@ -180,7 +180,7 @@ class Durability:
         with self._lock:
             self._generation += 1
             self.flushed_offset = min(self.flushed_offset, head.end_offset)
-            self._write(head, sync=True)
+            self._write(head, sync=True, cutting=True)
 
     def restart(self, offset: int) -> None:
         """Remember durably that the log is empty and goes on here; no segment is there now."""
@@ -192,6 +192,7 @@ class Durability:
                 flushed_offset=offset,
                 start_offset=offset,
                 lazy=self._sync_names is not None,
+                cutting=True,
             )
             self._checkpoint.write(slot, sync=True)
 
@@ -205,7 +206,9 @@ class Durability:
         with self._lock:
             self._write(head, clean=clean, sync=sync)
 
-    def _write(self, head: Head, clean: bool = False, sync: bool = False) -> None:
+    def _write(
+        self, head: Head, clean: bool = False, sync: bool = False, cutting: bool = False
+    ) -> None:
         flushed = self.flushed_offset
         position = head.position if flushed == head.end_offset else 0
         slot = Checkpoint(
@@ -215,6 +218,7 @@ class Durability:
             start_offset=self.start_offset,
             clean=clean,
             lazy=self._sync_names is not None,
+            cutting=cutting,
         )
         try:
             self._checkpoint.write(slot, sync=sync)

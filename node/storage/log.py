@@ -79,8 +79,12 @@ class Log(ReadableLog):
         self._durability = Durability(
             recovered.checkpoint, self.end_offset, recovered.start_offset, sync_names
         )
-        # Synced: what this log now reports as its start and as flushed must not move back.
-        self._durability.remember(Head(*self._head), sync=True)
+        slot = recovered.slot
+        # A start that moved may have been written and not synced when the process was killed.
+        told = slot is not None and slot.start_offset == recovered.start_offset == 0
+        if not told or slot is None or slot.lazy == config.seal_sync:
+            # Synced: what this log reports as its start and as flushed must not move back.
+            self._durability.remember(Head(*self._head), sync=True)
 
     @staticmethod
     def open(disk: Disk, directory: str, config: LogConfig, now_ms: int) -> "Log":

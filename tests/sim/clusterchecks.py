@@ -3,8 +3,8 @@
 Invariants (cheap, draw no random numbers, between two turns of the loop)
 - One leader per epoch: no two nodes ever lead a partition in the same epoch.
 - The high watermark of a leader never goes back within its epoch.
-- What is below the high watermark of the leader that the metadata names is in the log of every
-  member of the in-sync set, byte by byte: any of them may be elected next.
+- Whatever was below the high watermark of any leader at any time is in the log of every member of
+  the in-sync set, and the same there: any of them may be elected next.
 - A record that was acknowledged by all is, when its producer hears of it, in the logs of at least
   `min_insync` replicas (those that lost their disk since excepted).
 
@@ -28,13 +28,15 @@ class Broken(AssertionError):
 class Invariants:
     """Call `check` after turns of the loop; `acknowledged` when a producer gets an answer."""
 
-    def __init__(self, cluster: SimCluster, every: int = 25) -> None:
+    def __init__(self, cluster: SimCluster, every: int = 15) -> None:
         self._cluster = cluster
         self._every = every
         self._countdown = every
         self._checks = 0
         self._leaders: dict[tuple[str, int, int], tuple[int, int]] = {}
         self._watermarks: dict[tuple[str, int, int], int] = {}
+        self._readable: dict[tuple[str, int], int] = {}
+        cluster.consensus.on_decided = self.check
 
     def after_turn(self) -> None:
         self._countdown -= 1
@@ -50,6 +52,11 @@ class Invariants:
             for partition in node.node.partitions:
                 if partition.replica.role == "leader":
                     self._check_leader(node, partition)
+        for topic, number, state in self._cluster.consensus.state.all_partitions():
+            key = (topic.name, number)
+            if key in self._readable:
+                for member in state.isr:
+                    self._check_member(key, state.leader, self._cluster.nodes[member])
 
     def _check_leader(self, node: SimNode, partition: Partition) -> None:
         place, replica = partition.place, partition.replica
@@ -64,28 +71,23 @@ class Invariants:
                 f"{replica.high_watermark}"
             )
         self._watermarks[key] = replica.high_watermark
-        state = self._cluster.consensus.state.partition(place.topic, place.number)
-        if state is None or state.epoch != replica.epoch:
-            return
-        for member in state.isr:
-            self._check_member(partition, self._cluster.nodes[member])
-
-    def _check_member(self, leader: Partition, node: SimNode) -> None:
-        """That a member of the in-sync set has everything readable."""
-        place, high_watermark = leader.place, leader.replica.high_watermark
         name = (place.topic, place.number)
+        self._readable[name] = max(self._readable.get(name, 0), replica.high_watermark)
+
+    def _check_member(self, key: tuple[str, int], leader: int | None, node: SimNode) -> None:
+        """That a member of the in-sync set has everything that was ever readable."""
         if node.tainted:
             return  # the metadata does not know yet that it lost data
-        copy, end = node.copy_of(name), node.end_of(name)
-        if end is None:
-            return
-        if end < high_watermark:
+        copy, end, readable = node.copy_of(key), node.end_of(key), self._readable[key]
+        if end is not None and end < readable:
             raise Broken(
-                f"{place}: {high_watermark} is readable in epoch {leader.replica.epoch}, but "
-                f"{node.machine.name} is in sync and ends at {end}"
+                f"{key}: everything below {readable} was readable, but {node.machine.name} is in "
+                f"sync and ends at {end}\n{self._cluster.describe()}"
             )
-        if copy is not None and copy is not leader and self._checks % _CONTENT_EVERY == 0:
-            _compare(leader, copy, high_watermark, node)
+        if copy is not None and leader is not None and self._checks % _CONTENT_EVERY == 0:
+            other = self._cluster.nodes[leader].copy_of(key)
+            if other is not None and other is not copy and not self._cluster.nodes[leader].tainted:
+                _compare(other, copy, readable, node)
 
     def acknowledged(self, send: Send) -> None:
         """A producer has just been told that all have this record."""
@@ -97,7 +99,7 @@ class Invariants:
             return
         holders = lost = 0
         for node in nodes:
-            if node.tainted:
+            if node.tainted and node.tainted_at >= send.at:
                 lost += 1
             elif (copy := node.copy_of(send.partition)) is not None:
                 holders += _holds(copy, send)

@@ -72,6 +72,10 @@ class Plan:
     always: bool
     """Every topic syncs before it acknowledges, so machines may lose power at will."""
     churn: float
+    sync_s: float
+    """How long a sync takes at most."""
+    decide_s: float
+    """How long the metadata takes to decide something at most."""
     shape: NetworkShape
 
     @property
@@ -97,10 +101,12 @@ def make_plan(seed: int) -> Plan:
         topics=topics,
         producers=rng.randint(1, 3),
         records=rng.randint(20, 60),
-        faults_s=rng.uniform(3, 12),
+        faults_s=rng.uniform(2, 9),
         fault_every_s=rng.choice((0.15, 0.3, 0.8, 1.5)),
         always=always,
         churn=rng.choice((0.0, 0.0, 0.01)),
+        sync_s=rng.choice((0.001, 0.01, 0.2)),
+        decide_s=rng.choice((0.005, 0.05, 0.5)),
         shape=NetworkShape(
             latency_max_s=rng.choice((0.000_5, 0.002, 0.02)),
             jitter_share=rng.choice((0.0, 0.05, 0.2)),
@@ -123,6 +129,7 @@ class SimNode:
         self.ready = False
         self.tainted = False
         """It lost data, or may have, and is not known to have caught up since."""
+        self.tainted_at = 0.0
         self.wiped = False
         """The same, of a node that lost everything."""
         self.ends: dict[Key, int] = {}
@@ -185,7 +192,7 @@ class SimNode:
                 rng=Random(self.rng.getrandbits(64)),
                 wall_ms=self.wall_ms,
                 metadata=metadata,
-                syncer=LoopSyncer(loop, self.rng.uniform(0.000_2, 0.01), 0.5),
+                syncer=LoopSyncer(loop, self.cluster.plan.sync_s * self.rng.random(), 0.5),
                 boot=f"boot {self._boots}",
             )
             self.node = node
@@ -209,7 +216,9 @@ class SimNode:
         if power:
             self._boots += 1
         self._lost = (power, wipe)
-        self.tainted = self.tainted or wipe or power
+        if wipe or power:
+            self.tainted = True
+            self.tainted_at = self.cluster.loop.time()
         self.wiped = self.wiped or wipe
         self.process.kill()
         if wipe:
@@ -294,6 +303,7 @@ class SimCluster:
             CLUSTER_ID,
             {one: node.machine for one, node in self.nodes.items()},
         )
+        self.consensus.decide_s = plan.decide_s
         self.history = History()
         self.bugs: list[str] = []
         self.exits: list[str] = []

@@ -45,6 +45,8 @@ class Faults:
         }
         # Each seed has some of them, so that rare combinations come about too.
         names = self.rng.sample(list(kinds), self.rng.randint(2, len(kinds)))
+        if cluster.plan.always:
+            names.append("power_cut")
         self._kinds = {name: kinds[name] for name in names}
 
     async def run(self) -> None:
@@ -114,7 +116,7 @@ class Faults:
 
     async def power_cut(self) -> None:
         nodes = [self._node()]
-        if self._cluster.plan.always and self.rng.random() < 0.3:
+        if self._cluster.plan.always and self.rng.random() < 0.5:
             nodes = list(self._cluster.nodes.values())
         for node in nodes:
             if node.up and self._may_lose_power(node):

@@ -17,7 +17,7 @@ What Raft promises is modelled, not Raft: that has its own tests (test_consensus
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -74,8 +74,12 @@ class SimConsensus:
         self.state = ClusterState(cluster_id)
         self.leader: int | None = None
         self.term = 0
+        self.decide_s = 0.005
+        """From taking a command to deciding it, at most."""
         self.churn = 0.0
         """Chance per tick that leadership moves for no reason."""
+        self.on_decided: Callable[[], None] | None = None
+        """Called when a command has changed the state."""
         self.seats = {node_id: _Seat(machine) for node_id, machine in voters.items()}
         self._index_of: dict[bytes, int] = {}
         self._election_at: float | None = None
@@ -136,7 +140,7 @@ class SimConsensus:
         """The leader has it. The future is the index, and is never done if the answer is lost."""
         future: asyncio.Future[int] = self.loop.create_future()
         rng = self.rng
-        delay = rng.uniform(0.000_5, 0.005)
+        delay = rng.uniform(0.000_5, self.decide_s)
         if rng.random() < 0.03:
             delay += rng.uniform(0, 0.3)
         answered = rng.random() >= 0.02
@@ -173,6 +177,8 @@ class SimConsensus:
         for seat in self.seats.values():
             if seat.member is not None:
                 seat.member.catch_up_soon()
+        if self.on_decided is not None:
+            self.on_decided()
         return index
 
     def state_at(self, index: int) -> ClusterState:

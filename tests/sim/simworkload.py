@@ -37,6 +37,7 @@ class Workload:
         self.positions: dict[tuple[str, Partition], int] = {}
         self.producing: list[asyncio.Task[None]] = []
         self._readers: list[str] = []
+        self._consuming: list[asyncio.Task[None]] = []
         # A short time: some sends end before the cluster has healed.
         self._delivery_ms = self.rng.choice((2_000, 100_000))
 
@@ -60,7 +61,7 @@ class Workload:
         for at in range(2):
             name = f"consumer-{at}"
             self._readers.append(name)
-            self._cluster.client(name).spawn(self._consume(name))
+            self._consuming.append(self._cluster.client(name).spawn(self._consume(name)))
 
     # Producers.
 
@@ -124,6 +125,9 @@ class Workload:
 
     def caught_up(self) -> bool:
         """Whether every record is readable, and every consumer has read all of them."""
+        for one in self._consuming:
+            if one.done():
+                one.result()  # a consumer never ends by itself: raise what it ended with
         ends = self._ends()
         return ends is not None and all(
             self.positions.get((name, partition), 0) == end

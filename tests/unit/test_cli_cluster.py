@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import socket
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -467,6 +468,13 @@ def test_a_local_cluster_does_not_take_over_a_strangers_directory(world, tmp_pat
     file = str(tmp_path / "letter.txt")
     assert_refused(run("cluster", "up", "--data", file), 2, "not a directory")
     assert os.listdir(tmp_path) == ["letter.txt"]
+
+
+def test_a_local_cluster_that_cannot_start_says_only_why(world, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        arguments = ("--data", str(tmp_path / "c"), "--nodes", "1", "--port", str(port))
+        assert_refused(run("cluster", "up", *arguments), 2, f"port {port}")
 
 
 def test_the_settings_of_a_node_can_be_checked_alone(tmp_path):

@@ -22,7 +22,7 @@ from raftq.client.wire.errors import (
     Throttled,
     UnknownTopic,
 )
-from raftq.client.wire.messages import Produce
+from raftq.client.wire.messages import Metadata, Produce
 
 
 async def send_numbers(
@@ -93,6 +93,70 @@ def test_order_and_exactly_once_survive_random_failures_with_five_in_flight(seed
                 await producer.flush(timeout=120)
                 check_log(cluster, sent)
             await disturbing
+
+    simulate(main(), seed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_each_delivery_says_is_true_when_time_runs_out_all_the_time(seed: int) -> None:
+    """Appended records are there once, where they were said to be, and in order; failed ones are
+    not there; unknown ones are there at most once."""
+
+    async def main() -> None:
+        rng = random.Random(seed)
+        async with fake_cluster(2) as cluster:
+            cluster.add_topic("t", 2)
+
+            def before(request: Produce, node_id: int) -> Any:
+                if rng.random() < 0.3:
+                    raise rng.choice([NotEnoughReplicas("few"), NotLeader("not me"), lost()])
+                return asyncio.sleep(rng.random() * 0.3) if rng.random() < 0.1 else None
+
+            def after(request: Produce, node_id: int) -> Any:
+                if rng.random() < 0.2:
+                    raise rng.choice([lost(), InternalError("broken")])
+                return asyncio.sleep(rng.random() * 0.3) if rng.random() < 0.1 else None
+
+            cluster.before, cluster.after = before, after
+            async with Producer(
+                cluster.bootstrap,
+                batch_records=3,
+                linger_ms=1,
+                delivery_timeout_ms=200,
+                rng=random.Random(seed),
+            ) as producer:
+                sent = []
+                for number in range(300):
+                    if number % 50 == 0:
+                        cluster.lead("t", rng.randrange(2), rng.choice([None, 1, 2]))
+                    if number % 100 == 99:
+                        cluster.lead("t", 0, 1)
+                        cluster.lead("t", 1, 2)
+                    value = b"%06d" % number
+                    delivery = await producer.send("t", value, partition=number % 2)
+                    delivery.add_done_callback(lambda one: None)
+                    sent.append((value, delivery))
+                    await asyncio.sleep(0.005)
+                await producer.flush(timeout=60)
+            await asyncio.sleep(1)
+            logs = [log.values() for log in cluster.topics["t"]]
+            everything = logs[0] + logs[1]
+            last = [-1, -1]
+            outcomes = {"appended": 0, "failed": 0, "unknown": 0}
+            for value, delivery in sent:
+                error = delivery.exception()
+                count = everything.count(value)
+                outcomes["appended" if error is None else error.outcome] += 1
+                if error is None:
+                    place = delivery.result()
+                    assert logs[place.partition][place.offset] == value
+                    assert count == 1
+                    assert place.offset > last[place.partition]
+                    last[place.partition] = place.offset
+                else:
+                    assert count == 0 if error.outcome == "failed" else count <= 1
+            assert outcomes["appended"] > 0
+            assert outcomes["failed"] + outcomes["unknown"] > 0
 
     simulate(main(), seed)
 
@@ -416,5 +480,55 @@ def test_routes_are_asked_for_once_by_many_who_need_them() -> None:
                     cluster.lead("t", partition, 1)
                 for delivery in sent:
                     await delivery
+
+    simulate(main())
+
+
+def test_a_node_that_is_cut_off_and_knows_only_the_past_does_not_mislead_for_ever() -> None:
+    """Node 1 says for ever that it leads, and refuses what it is asked; node 2 knows better."""
+
+    async def main() -> None:
+        async with fake_cluster(2) as cluster:
+            cluster.add_topic("t", 1)
+            tell = cluster._metadata
+            await cluster.stop_node(1)
+            old = tell(Metadata(("t",)), memoryview(b""), 1)
+            cluster._metadata = lambda *args: old  # type: ignore[method-assign]
+            await cluster.start_node(1)
+            cluster.lead("t", 0, 2)
+            async with Producer(f"127.0.0.1:{cluster.ports[1]}") as producer:
+                assert (await asyncio.wait_for(await producer.send("t", b"x"), 5)).offset == 0
+
+    simulate(main())
+
+
+def test_settled_batches_are_forgotten() -> None:
+    async def main() -> None:
+        async with fake_cluster() as cluster:
+            cluster.add_topic("t", 2)
+            async with Producer(cluster.bootstrap, batch_records=1) as producer:
+                cluster.lead("t", 1, None)
+                stuck = await producer.send("t", b"stuck", partition=1)
+                for _ in range(30):
+                    await (await producer.send_many("t", [b"x"] * 100, partition=0))
+                assert not stuck.done()
+                assert len(producer._sender._ages) < 1_500
+                cluster.lead("t", 1, 1)
+                await stuck
+
+    simulate(main())
+
+
+def test_the_sequence_wraps_around() -> None:
+    async def main() -> None:
+        async with fake_cluster() as cluster:
+            (log,) = cluster.add_topic("t", 1)
+            async with Producer(cluster.bootstrap, batch_records=10) as producer:
+                await (await producer.send("t", b"first"))
+                outbox = producer._accumulator.topics["t"].outboxes[0]
+                outbox.sequence = (1 << 32) - 15
+                log.producers[1] = [((1 << 32) - 16, 1, 0)]
+                await (await producer.send_many("t", [b"x"] * 40))
+            assert len(log.values()) == 41
 
     simulate(main())

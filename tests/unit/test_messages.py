@@ -16,7 +16,7 @@ from raftq.client.wire.errors import (
     RemoteProtocolError,
     UnknownCode,
 )
-from raftq.client.wire.frames import Frame, FrameDecoder
+from raftq.client.wire.frames import PREFIX, PREFIX_BYTES, Frame, FrameDecoder
 from raftq.client.wire.messages import (
     ErrorReply,
     FetchedPartition,
@@ -121,6 +121,13 @@ def decode(cls: type[Message], plain: dict[str, Any], raw: bytes = b"") -> Messa
 def test_fields_of_a_newer_version_are_ignored() -> None:
     plain = header(Hello(1, 2, "node", "n")) | {"colour": "green", "nested": [{"a": 1}]}
     assert decode(Hello, plain) == Hello(1, 2, "node", "n")
+
+
+def test_fields_that_have_their_defaults_are_not_sent() -> None:
+    (front,) = encode_message(Produce("t", 5), 1, [b"x"])
+    header_length = PREFIX.unpack_from(front)[4]
+    header = msgpack.unpackb(front[PREFIX_BYTES : PREFIX_BYTES + header_length])
+    assert header == {"topic": "t", "partition": 5}
 
 
 def test_missing_fields_get_their_defaults() -> None:

@@ -1,0 +1,159 @@
+"""What waits for one partition: its batches, from the first record to the acknowledgement. (Pure.)
+
+Plain state, changed by two parties: the accumulator fills and closes batches under its lock, the
+sender encodes, sends and settles them on the loop. Each field says to whom it belongs.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from raftq.client.results import Appended, Outcome
+from raftq.client.retry import again
+from raftq.client.wire.errors import RaftqError
+from raftq.client.wire.layout import LANE_COUNT
+from raftq.client.wire.record import Headers
+
+
+class Batch(Outcome):
+    """Records of one partition and lane, from the first `send` to the acknowledgement."""
+
+    __slots__ = (
+        "base_offset", "closed", "count", "deadline", "due", "headers", "keys", "lane",
+        "maybe_written", "number", "outbox", "plain", "raw", "size", "timestamp", "timestamps",
+        "turn", "values", "waits",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        loop: asyncio.AbstractEventLoop,
+        outbox: "Outbox",
+        lane: int,
+        timestamp: int,
+    ) -> None:
+        super().__init__(lock, loop)
+        self.outbox = outbox
+        self.lane = lane
+        self.values: list[bytes] = []
+        self.keys: list[bytes | None] | None = None
+        self.headers: list[Headers | None] | None = None
+        self.timestamps: list[int] | None = None
+        self.timestamp = timestamp
+        self.plain = True  # open, and values only so far
+        self.size = 0
+        self.count = 0  # set when it is closed
+        self.closed = False
+        self.due = False  # it has waited long enough for more records
+        self.base_offset = -1
+        # The sender's part.
+        self.deadline = float("inf")
+        self.raw: bytearray | None = None
+        self.turn = 0  # attempts made; an answer to an older one is not for this batch
+        self.waits = False  # in the window, to be sent again
+        self.number = 0  # among the outbox's batches, by sequence
+        self.maybe_written = False  # an attempt ended without a clear answer
+
+    def add(
+        self, value: bytes, key: bytes | None, headers: Headers | None, timestamp: int | None
+    ) -> None:
+        count = len(self.values)
+        self.values.append(value)
+        if key is not None and self.keys is None:
+            self.keys = [None] * count
+        if headers and self.headers is None:
+            self.headers = [None] * count
+        if timestamp is not None and self.timestamps is None:
+            self.timestamps = [self.timestamp] * count
+        if self.keys is not None:
+            self.keys.append(key)
+        if self.headers is not None:
+            self.headers.append(headers)
+        if self.timestamps is not None:
+            self.timestamps.append(self.timestamp if timestamp is None else timestamp)
+        self.plain = self.keys is None and self.headers is None and self.timestamps is None
+
+    def extend(self, values: Sequence[bytes], keys: Sequence[bytes | None] | None) -> None:
+        count = len(self.values)
+        self.values.extend(values)
+        if keys is not None and self.keys is None:
+            self.keys = [None] * count
+        if self.keys is not None:
+            self.keys.extend([None] * len(values) if keys is None else keys)
+        if self.headers is not None:
+            self.headers.extend([None] * len(values))
+        if self.timestamps is not None:
+            self.timestamps.extend([self.timestamp] * len(values))
+        self.plain = self.keys is None and self.headers is None and self.timestamps is None
+
+    def close(self) -> None:
+        self.closed = True
+        self.plain = False
+        self.count = len(self.values)
+        self.outbox.open[self.lane] = None
+
+    def appended(self, index: int) -> Appended:
+        if self.error is not None:
+            raise again(self.error)
+        timestamp = self.timestamp if self.timestamps is None else self.timestamps[index]
+        offset = self.base_offset + index if self.base_offset >= 0 else -1
+        return Appended(self.outbox.topic, self.outbox.partition, offset, timestamp)
+
+    def drop_columns(self) -> None:
+        """Once encoded, the bytes are all that is needed; timestamps stay for the results."""
+        self.values = []
+        self.keys = self.headers = None
+
+
+class Outbox:
+    """What waits for one partition. `window` and what follows it belong to the sender."""
+
+    __slots__ = (
+        "attempts", "closed", "connecting", "encoded", "gap", "identity", "last_error", "node",
+        "open", "partition", "renewing", "returned", "sequence", "stuck", "timer", "topic",
+        "window",
+    )  # fmt: skip
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.open: list[Batch | None] = [None] * LANE_COUNT
+        self.closed: deque[Batch] = deque()
+        self.stuck = False  # nothing gets through right now: records without a key go elsewhere
+        self.window: deque[Batch] = deque()  # encoded and not settled, by sequence
+        self.returned: deque[Batch] = deque()  # certainly not written, to get new sequences
+        self.identity: tuple[int, int] | None = None  # producer id and epoch
+        self.sequence = 0
+        self.encoded = 0  # batches that have got their sequence numbers
+        self.gap = False  # a sequence number was given up: later ones will be refused
+        self.renewing = False
+        self.connecting = False
+        self.timer: asyncio.TimerHandle | None = None
+        self.attempts = 0
+        self.last_error: RaftqError | None = None
+        self.node: int | None = None  # where the window was sent
+
+
+class Topic:
+    """The outboxes of a topic's partitions."""
+
+    __slots__ = ("next", "outboxes", "sticky")
+
+    def __init__(self, name: str, partitions: int) -> None:
+        self.outboxes = [Outbox(name, number) for number in range(partitions)]
+        # By priority as callers say it: where records without a key go until it is closed.
+        self.sticky: dict[str | int, Batch] = {}
+        self.next = 0
+
+    def choose(self) -> Outbox:
+        """Round robin, past partitions that are stuck while others are not."""
+        outboxes = self.outboxes
+        count = len(outboxes)
+        for step in range(count):
+            outbox = outboxes[(self.next + step) % count]
+            if not outbox.stuck:
+                self.next = (self.next + step + 1) % count
+                return outbox
+        self.next = (self.next + 1) % count
+        return outboxes[self.next - 1]
