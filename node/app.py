@@ -233,6 +233,9 @@ class Node:
         await self.membership.start()
         remember(disk, config.data_dir, self._identity, clean=False)
         self.partitions.start(self, self._wall_ms, self.fail)
+        opened = self.loop.create_task(self.partitions.opened.wait())
+        await asyncio.wait((opened, self.fatal), return_when=asyncio.FIRST_COMPLETED)
+        opened.cancel()
         self.upkeep.start()
         self.metadata.subscribe(lambda changes: self.conversations.fence())
         self._serving = True

@@ -49,6 +49,7 @@ Key = tuple[int, int]
 TICK_S = 0.1
 PROPOSALS_MAX = 64
 RETRY_S = 0.2
+OPEN_S = 0.01
 REMOVED = "removed"
 
 
@@ -80,6 +81,11 @@ class Partitions:
         self._incarnation = 0
         self._started = False
         self._touched: dict[Partition, None] = {}
+        self._to_open: dict[Key, None] = {}
+        self._opening = False
+        self.opened = asyncio.Event()
+        """Set while every replica that should be here is open."""
+        self.opened.set()
         self._tick_timer: asyncio.TimerHandle | None = None
         self._proposals = asyncio.Semaphore(PROPOSALS_MAX)
         self._alive: dict[int, int] = {}  # node -> incarnation
@@ -108,6 +114,7 @@ class Partitions:
         if not self._started:
             return
         self._started = False
+        self._to_open.clear()
         if self._tick_timer is not None:
             self._tick_timer.cancel()
         self._following.stop()
@@ -199,7 +206,35 @@ class Partitions:
                 self._close(key, remove=True)
             return
         if partition is None:
-            partition = self._open(topic, number)
+            self._to_open[key] = None
+            if not self._opening:
+                self._opening = True
+                self.opened.clear()
+                self.loop.call_soon(self._open_some)
+            return
+        self._tell(partition, topic, state)
+
+    def _open_some(self) -> None:
+        """Open replicas for a moment, then let others have the loop: there may be thousands."""
+        until = self.loop.time() + OPEN_S
+        try:
+            while self._to_open and self._started:
+                key = next(iter(self._to_open))
+                del self._to_open[key]
+                topic = self._metadata.state.topic_by_id(key[0])
+                if topic is not None and self._me in topic.partitions[key[1]].replicas:
+                    partition = self._open(topic, key[1])
+                    self._tell(partition, topic, topic.partitions[key[1]])
+                if self._to_open and self.loop.time() >= until:
+                    self.loop.call_later(0, self._open_some)
+                    return
+        except Exception as error:
+            self._on_fatal(error)
+            return
+        self._opening = False
+        self.opened.set()
+
+    def _tell(self, partition: Partition, topic: TopicState, state: PartitionState) -> None:
         epoch = partition.replica.epoch
         partition.decide(self._decided(topic, state), self._me)
         if partition.replica.epoch != epoch:
