@@ -333,10 +333,12 @@ class Node:
         if hello.role == "node" and not check_proof(
             hello.cluster_proof, self.config.secret, self.config.cluster_id
         ):
+            self.metrics.connections_refused += 1
             raise AccessDenied(
                 f"{hello.name or 'the caller'} has not proved that it is a node of cluster "
                 f"{self.config.cluster_id!r}: wrong secret or cluster"
             )
+        self.metrics.connections_total += 1
 
     def _left(self, session: Session) -> None:
         self.conversations.session_ended(session)

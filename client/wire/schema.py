@@ -148,6 +148,21 @@ def _details(most: int) -> Check:
     return check
 
 
+# A packer begins with a buffer of 256 KiB: to make one for each header would cost more than all else.
+# Each is used by one thread at a time: taking from a list and adding to it are atomic.
+_packers: list[Any] = []
+
+
+def _pack(plain: dict[str, Any]) -> bytes:
+    try:
+        packer = _packers.pop()
+    except IndexError:
+        packer = msgpack.Packer()
+    packed: bytes = packer.pack(plain)
+    _packers.append(packer)  # not one that has raised: what it holds then is unsaid
+    return packed
+
+
 class Struct(Generic[T]):
     """How one dataclass is read from a map and written to one."""
 
@@ -200,7 +215,7 @@ class Struct(Generic[T]):
     def encode(self, value: T) -> bytes:
         """The header's bytes; a value that breaks a rule is a LocalProtocolError."""
         try:
-            packed: bytes = msgpack.packb(self.write(value))
+            packed = _pack(self.write(value))
         except Bad as error:
             raise LocalProtocolError(f"{self._cls.__name__}{error}") from None
         except (UnicodeEncodeError, OverflowError) as error:

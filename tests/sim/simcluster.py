@@ -305,6 +305,8 @@ class SimCluster:
         )
         self.consensus.decide_s = plan.decide_s
         self.history = History()
+        self.acknowledged = asyncio.Event()
+        """Set when some producer is told that all have its record; whoever waits clears it."""
         self.bugs: list[str] = []
         self.exits: list[str] = []
         self.clients: list[Process] = []

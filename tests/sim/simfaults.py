@@ -73,6 +73,14 @@ class Faults:
         # Mostly short, now and then up to the limit.
         await asyncio.sleep(min(self.rng.expovariate(3 / seconds_max), seconds_max))
 
+    async def _at_a_bad_time(self) -> None:
+        """Often just when something was acknowledged: then there is most to lose."""
+        if self.rng.random() < 0.6:
+            self._cluster.acknowledged.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._cluster.acknowledged.wait()
+
     def _may_lose_data(self, node: SimNode) -> bool:
         """Whether everybody else has what this node is about to lose."""
         cluster = self._cluster
@@ -99,12 +107,14 @@ class Faults:
     # Processes and machines.
 
     async def kill(self) -> None:
+        await self._at_a_bad_time()
         node = self._node()
         node.kill()
         await self._last(4.0)
         node.start()
 
     async def kill_many(self) -> None:
+        await self._at_a_bad_time()
         nodes = self.rng.sample(
             list(self._cluster.nodes.values()), self.rng.randint(2, len(self._cluster.nodes))
         )
@@ -115,6 +125,7 @@ class Faults:
             node.start()
 
     async def power_cut(self) -> None:
+        await self._at_a_bad_time()
         nodes = [self._node()]
         if self._cluster.plan.always and self.rng.random() < 0.5:
             nodes = list(self._cluster.nodes.values())

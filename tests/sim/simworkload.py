@@ -101,6 +101,7 @@ class Workload:
         self._cluster.history.ok(send, appended.offset, self._loop.time())
         self._loop.trace(f"ok {send.value!r} {appended.offset}")
         if send.acks == "all":
+            self._cluster.acknowledged.set()
             self._invariants.acknowledged(send)
 
     def _failed(self, send: Send, error: RaftqError) -> None:

@@ -6,7 +6,6 @@ import pytest
 from simloop import START_S, SimStuck
 from simworld import World
 
-
 # Time.
 
 
