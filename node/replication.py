@@ -181,11 +181,16 @@ class Fetcher:
         connection, net = self._connection, self._net
         if connection is None or self._ended.is_set():
             return
+        try:
+            subscriptions = tuple(self._subscriptions())
+        except StorageError as error:
+            self._on_fatal(error)
+            return
         request = Replicate(
             net.node_id,
             net.incarnation,
             self._number,
-            tuple(self._subscriptions()),
+            subscriptions,
             tuple(self._progress()),
             tuple(part for key in self._left for part in key),
             net.fetch_bytes_max,
@@ -209,7 +214,8 @@ class Fetcher:
             pairs = log.epoch_pairs(EPOCHS_MAX)
             self._subscribed[key] = epoch
             if partition.own_end < log.end_offset:
-                log.sync()  # a subscription is also a word about how much is safe here
+                # A subscription is also a word about how much is safe here.
+                log.sync()
             found.append(
                 Subscription(
                     *key,

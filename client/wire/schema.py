@@ -148,8 +148,9 @@ def _details(most: int) -> Check:
     return check
 
 
-# A packer begins with a buffer of 256 KiB: to make one for each header would cost more than all else.
-# Each is used by one thread at a time: taking from a list and adding to it are atomic.
+# A packer begins with a buffer of 256 KiB, and making one for each header makes the C library get
+# and give back pages all the time: half of the cost of a big request. Each is used by one thread at
+# a time: taking from a list and adding to it are atomic.
 _packers: list[Any] = []
 
 
