@@ -82,9 +82,11 @@ class Log(ReadableLog):
         slot = recovered.slot
         # A start that moved may have been written and not synced when the process was killed.
         told = slot is not None and slot.start_offset == recovered.start_offset == 0
-        if not told or slot is None or slot.lazy == config.seal_sync:
-            # Synced: what this log reports as its start and as flushed must not move back.
-            self._durability.remember(Head(*self._head), sync=True)
+        known = told and slot is not None and slot.lazy != config.seal_sync
+        if not known or recovered.report.clean:
+            # Synced, unless it says nothing new: what this log reports as its start and as flushed
+            # must not move back.
+            self._durability.remember(Head(*self._head), sync=not known)
 
     @staticmethod
     def open(disk: Disk, directory: str, config: LogConfig, now_ms: int) -> "Log":

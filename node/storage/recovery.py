@@ -276,7 +276,6 @@ class _Recovery:
         return (
             slot is not None
             and slot.sure
-            and not slot.clean
             and not slot.cutting
             and (slot.segment_base, slot.position) == (segment.base_offset, segment.facts.size)
             and slot.flushed_offset == segment.facts.end_offset

@@ -137,18 +137,20 @@ class Workload:
         )
 
     def _ends(self) -> dict[Partition, int] | None:
+        """Where the partitions end; None while some replica ends elsewhere, or hides something."""
         found = {}
-        for name, number in self.partitions:
-            state = self._cluster.consensus.state.partition(name, number)
-            leader = None if state is None else state.leader
-            node = None if leader is None else self._cluster.nodes[leader].node
-            if node is None or (name, number) not in node.partitions.by_name:
+        for key in self.partitions:
+            state = self._cluster.consensus.state.partition(*key)
+            if state is None or state.leader is None:
                 return None
-            partition = node.partitions.of(name, number)
-            end = partition.log.end_offset
-            if partition.replica.role != "leader" or partition.replica.high_watermark < end:
+            copies = [self._cluster.nodes[one].copy_of(key) for one in state.replicas]
+            leader = self._cluster.nodes[state.leader].copy_of(key)
+            if leader is None or leader.replica.role != "leader":
                 return None
-            found[name, number] = end
+            end = leader.replica.high_watermark
+            if any(copy is None or copy.log.end_offset != end for copy in copies):
+                return None
+            found[key] = end
         return found
 
     def final(self) -> dict[Partition, Log]:

@@ -23,7 +23,8 @@ def ledger_bytes(path: Path) -> int:
 def test_two_hundred_thousand_single_acks_leave_a_small_ledger_and_a_quick_reopen(
     tmp_path: Path,
 ) -> None:
-    """The keeper looks every second; here it looks every 10,000 acks, which is slower than that."""
+    """The keeper looks every second; here it looks every 10,000 acks, which is slower than that.
+    CPU time, because tests run side by side."""
     path = tmp_path / "queue"
     options = QueueOptions(fsync="none", in_flight_max=200_000)
     queue = faults.open_queue(path, options=options)
@@ -39,9 +40,9 @@ def test_two_hundred_thousand_single_acks_leave_a_small_ledger_and_a_quick_reope
     killed = Path(shutil.copytree(path, tmp_path / "killed"))
     queue.close()
     for place in (path, killed):
-        began = time.perf_counter()
+        began = time.process_time()
         with faults.open_queue(place, options=options) as again:
-            elapsed = time.perf_counter() - began
+            elapsed = time.process_time() - began
             assert again.stats().settled_offset == 200_000
             assert again.dequeue() is None
         assert elapsed < REOPEN_S_MAX
