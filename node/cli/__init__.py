@@ -4,6 +4,7 @@ Results go to stdout, as tables or as JSON (`--format json`). Every error is one
 with exit code 2 when the call itself was wrong and 1 otherwise; output.py is the place for that.
 """
 
+import sys
 from importlib.metadata import version
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from raftq.node.cli.bootstrap import DEFAULT, VARIABLE
 from raftq.node.cli.cluster import cluster_app
 from raftq.node.cli.consume import consume
 from raftq.node.cli.node import node
-from raftq.node.cli.output import Commands
+from raftq.node.cli.output import Commands, whole_writes
 from raftq.node.cli.produce import produce
 from raftq.node.cli.queue import queue_app
 from raftq.node.cli.topic import topic_app
@@ -52,4 +53,6 @@ def raftq(
 
 
 def main() -> None:
+    if sys.stdout is not None:
+        sys.stdout = whole_writes(sys.stdout)
     app(prog_name="raftq")

@@ -7,13 +7,14 @@ characters; JSON keeps every byte.
 
 import base64
 import errno
+import io
 import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 from rich.console import Console
@@ -72,6 +73,19 @@ class Commands(TyperGroup):
 
 
 Output = Annotated[Format, typer.Option("--format", "-f", help="How results are written.")]
+
+
+def whole_writes(stream: TextIO) -> TextIO:
+    """The stream, or one over it that never writes a part only.
+
+    An unbuffered stdout (python -u, PYTHONUNBUFFERED) drops what a pipe did not take at once, and
+    `dequeue` acks what it has printed.
+    """
+    raw = getattr(stream, "buffer", None)
+    if not isinstance(raw, io.RawIOBase):
+        return stream
+    buffered = io.BufferedWriter(raw)
+    return io.TextIOWrapper(buffered, stream.encoding, stream.errors, line_buffering=True)
 
 
 def fail(reason: str, code: int) -> NoReturn:

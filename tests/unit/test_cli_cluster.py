@@ -1,6 +1,7 @@
 """The commands for clusters: their arguments, output and errors, against clients that pretend."""
 
 import base64
+import io
 import json
 import os
 import socket
@@ -17,6 +18,7 @@ from raftq.client.wire.errors import ConnectFailed, NotEnoughReplicas, TopicExis
 from raftq.client.wire.messages import NodeInfo
 from raftq.node.cli import app
 from raftq.node.cli.consume import Place, parse_place
+from raftq.node.cli.output import whole_writes
 from raftq.node.cli.queue import DEFAULT_GROUP
 from raftq.node.cli.topic import parse_config
 from raftq.node.embedded import engine
@@ -383,6 +385,42 @@ def test_consume_raw_gives_values_byte_for_byte_and_a_table_shows_them(filled):
     table = run("consume", "t", "-p", "0", "-n", "2").stdout
     assert "2026-01-01 00:00:00.000" in table
     assert "normal" in table
+
+
+class ShortRaw(io.RawIOBase):
+    """A pipe that takes a part only, as pipes may."""
+
+    def __init__(self) -> None:
+        self.taken = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data) -> int:
+        part = bytes(data)[:1000]
+        self.taken += part
+        return len(part)
+
+
+class Unbuffered:
+    """stdout under PYTHONUNBUFFERED: text straight onto a raw stream."""
+
+    encoding, errors = "utf-8", "strict"
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        self.buffer = raw
+
+
+def test_an_unbuffered_stdout_loses_nothing_when_a_pipe_takes_a_part_only():
+    raw = ShortRaw()
+    stream = whole_writes(Unbuffered(raw))
+    stream.write("a" * 5000 + "\n")
+    stream.buffer.write(b"b" * 50_000)
+    stream.flush()
+    assert raw.taken == b"a" * 5000 + b"\n" + b"b" * 50_000
+    usual = io.TextIOWrapper(io.BytesIO())
+    assert whole_writes(usual) is usual
+    stream.close()
 
 
 def test_a_place_is_an_end_an_offset_an_age_or_a_time():
