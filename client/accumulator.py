@@ -28,7 +28,7 @@ from raftq.client.options import LANES, ProducerOptions
 from raftq.client.outbox import Batch, Outbox, Topic
 from raftq.client.results import Deliveries, Delivery
 from raftq.client.retry import again
-from raftq.client.wire.errors import InvalidArgument, RaftqError
+from raftq.client.wire.errors import RaftqError
 from raftq.client.wire.record import Headers
 
 RECORD_BYTES = 16  # what a record costs beyond its key, value and headers
@@ -71,15 +71,35 @@ class Accumulator:
         self._buffer_bytes = options.buffer_bytes
         self._size_max = options.value_bytes_max + RECORD_BYTES
 
-    def set_partitions(self, name: str, partitions: int) -> None:
-        """Make a topic known, or longer. Partitions never become fewer."""
+    def set_partitions(self, name: str, partitions: int, topic_id: int) -> Topic | None:
+        """Make a topic known, or longer: its partitions never become fewer. The topic that had the
+        name before, if it was another one; nothing is added to that any more."""
         with self.lock:
             topic = self.topics.get(name)
-            if topic is None:
-                self.topics[name] = Topic(name, partitions)
-            else:
+            if topic is not None and topic.topic_id == topic_id:
                 known = len(topic.outboxes)
                 topic.outboxes += [Outbox(name, number) for number in range(known, partitions)]
+                return None
+            self.topics[name] = Topic(name, partitions, topic_id)
+            return self._cut_off(topic)
+
+    def forget(self, name: str) -> Topic | None:
+        """A topic is gone; nothing is added to it any more."""
+        with self.lock:
+            return self._cut_off(self.topics.pop(name, None))
+
+    def _cut_off(self, topic: Topic | None) -> Topic | None:
+        for outbox in topic.outboxes if topic is not None else ():
+            for batch in outbox.open:
+                if batch is not None:
+                    batch.close()
+                    outbox.closed.append(batch)
+        return topic
+
+    def lacks(self, name: str, partition: int | None) -> bool:
+        """Whether a topic, or a partition by its number, is not known."""
+        topic = self.topics.get(name)
+        return topic is None or (partition is not None and partition >= len(topic.outboxes))
 
     def offer_value(self, topic_name: str, value: bytes, priority: str | int) -> Delivery | None:
         """Take a value alone, the shortest way; None when only `offer` can say what to do.
@@ -116,23 +136,27 @@ class Accumulator:
         partition: int | None,
         timestamp: int | None,
     ) -> Delivery | None:
-        """Take one record that was checked; None when its topic is unknown or there is no room."""
+        """Take one record that was checked; None when there is no room, or its topic or partition
+        is unknown."""
         lane = LANES[priority]
         with self.lock:
-            topic = self.topics.get(topic_name)
-            if topic is None or self.refusal is not None:
-                self._refuse()
+            if self.refusal is not None:
+                raise again(self.refusal)
+            if self.lacks(topic_name, partition):
                 return None
+            topic = self.topics[topic_name]
             size = len(value) + RECORD_BYTES + (0 if key is None else len(key))
             if headers:
                 size += sum([len(name) + len(item) + 4 for name, item in headers.items()])
             if self.used + size > self._buffer_bytes and self.used:
                 return None
             if partition is not None:
-                batch = self._batch(self._outbox(topic, partition), lane)
+                batch = self._batch(topic.outboxes[partition], lane)
+                batch.by_number = True
             elif key is not None:
                 number = mmh3.hash(key, signed=False) % len(topic.outboxes)
                 batch = self._batch(topic.outboxes[number], lane)
+                batch.by_key = True
             else:
                 batch = self._sticky(topic, priority, lane)
             index = len(batch.values)
@@ -154,16 +178,19 @@ class Accumulator:
         """Take as many rows as there is room for; whether all were taken. Rows know how far."""
         lane = LANES[priority]
         with self.lock:
-            topic = self.topics.get(topic_name)
-            if topic is None or self.refusal is not None:
-                self._refuse()
+            if self.refusal is not None:
+                raise again(self.refusal)
+            if self.lacks(topic_name, partition):
                 return False
+            topic = self.topics[topic_name]
             while rows.at < rows.count:
                 room = self._buffer_bytes - self.used
                 if self.used and rows.next_size() > room:
                     return False
                 if partition is not None:
-                    batch = self._batch(self._outbox(topic, partition), lane)
+                    batch = self._batch(topic.outboxes[partition], lane)
+                    batch.by_key = batch.by_key or rows.by_key
+                    batch.by_number = batch.by_number or not rows.by_key
                 else:
                     batch = self._sticky(topic, priority, lane)
                 limits = (self._batch_records - len(batch.values), self._batch_bytes - batch.size)
@@ -200,24 +227,12 @@ class Accumulator:
                 topic.sticky.clear()
             self.room.notify_all()
 
-    def _refuse(self) -> None:
-        if self.refusal is not None:
-            raise again(self.refusal)
-
     def _sticky(self, topic: Topic, priority: str | int, lane: int) -> Batch:
         """The open batch that records without a key go to now."""
         batch = topic.sticky.get(priority)
         if batch is None or batch.closed:
             batch = topic.sticky[priority] = self._batch(topic.choose(), lane)
         return batch
-
-    def _outbox(self, topic: Topic, partition: int) -> Outbox:
-        if not 0 <= partition < len(topic.outboxes):
-            name = topic.outboxes[0].topic if topic.outboxes else "?"
-            raise InvalidArgument(
-                f"topic {name!r} has {len(topic.outboxes)} partitions, so no partition {partition}"
-            )
-        return topic.outboxes[partition]
 
     def _batch(self, outbox: Outbox, lane: int) -> Batch:
         """The open batch of a partition and lane."""
@@ -302,10 +317,6 @@ class Accumulator:
             elif batch in batch.outbox.closed:
                 batch.outbox.closed.remove(batch)
 
-    def forget(self, name: str) -> None:
-        with self.lock:
-            self.topics.pop(name, None)
-
     def push_out(self) -> list[Batch]:
         """Make every open batch due; all batches that are not settled."""
         with self.lock:
@@ -317,14 +328,16 @@ class Accumulator:
 class Rows:
     """The values (and keys) of one `send_many` on their way to one choice of partition."""
 
-    __slots__ = ("at", "count", "ends", "keys", "positions", "values")
+    __slots__ = ("at", "by_key", "count", "ends", "keys", "positions", "values")
 
     def __init__(
         self,
         values: Sequence[bytes],
         keys: Sequence[bytes | None] | None = None,
         positions: Sequence[int] | None = None,
+        by_key: bool = False,
     ) -> None:
+        self.by_key = by_key  # the keys have chosen the partition
         self.values = values
         self.keys = keys
         self.count = len(values)

@@ -124,7 +124,7 @@ class Producer(_Blocking):
         offer = self._client._accumulator.offer
         delivery = offer(topic, value, key, headers, priority, partition, timestamp)
         while delivery is None:
-            self._make_room(topic, len(value) + RECORD_BYTES)
+            self._make_room(topic, partition, len(value) + RECORD_BYTES)
             delivery = offer(topic, value, key, headers, priority, partition, timestamp)
         return delivery
 
@@ -141,19 +141,19 @@ class Producer(_Blocking):
             self._refuse()
         accumulator = self._client._accumulator
         while topic not in accumulator.topics:
-            self._make_room(topic, 0)
+            self._make_room(topic, None, 0)
         lane_of(priority)
         deliveries, groups = self._client.split(topic, values, keys, partition)
         for number, rows in groups:
             while not accumulator.offer_many(topic, rows, priority, number, deliveries):
-                self._make_room(topic, self._client.options.batch_bytes)
+                self._make_room(topic, number, self._client.options.batch_bytes)
         return deliveries
 
-    def _make_room(self, topic: str, size: int) -> None:
+    def _make_room(self, topic: str, partition: int | None, size: int) -> None:
         client = self._client
         accumulator = client._accumulator
-        if topic not in accumulator.topics:
-            self._call(client.make_room(topic))
+        if accumulator.lacks(topic, partition):
+            self._call(client.make_room(topic, partition))
             return
         self._thread.loop.call_soon_threadsafe(client.push_all)
         if not accumulator.wait_for_room(size, client.options.max_block_ms / 1000):

@@ -10,6 +10,11 @@ is never in two at once.
 
 A position past the leader's end is not out of range at once: a leader that was just elected may not
 know yet how far it is replicated. Before `reset_grace_ms` have passed it is asked again.
+
+A topic that was deleted and created again is another one, as its id tells, and positions in the old
+one mean nothing there: the reset policy applies at once. The id comes with the routes; they are
+asked for when a fetch fails, as one does that is under way when the topic goes, when the end of a
+partition moves back, and when a partition was not fetched for PAUSE_S.
 """
 
 import asyncio
@@ -51,6 +56,7 @@ logger = logging.getLogger(__name__)
 FETCHES_MAX = 4
 ANSWER_S = 3.0  # beyond the wait that was asked for
 PARTITIONS_MAX = 1_000  # in one request
+PAUSE_S = 0.5  # a topic is not deleted and created again in less
 
 Leader = tuple[int, Address]
 Work = Callable[[Connection, list[Assigned]], Coroutine[Any, Any, None]]
@@ -91,9 +97,34 @@ class Fetcher:
 
     def _routes_changed(self) -> None:
         for part in self._positions.parts.values():
-            # Whoever waits for a leader need not wait any longer.
-            if part.timer is not None and self._routes.leader(part.topic, part.partition):
+            info = self._routes.topics.get(part.topic)
+            if info is not None and part.topic_id not in (None, info.topic_id):
+                self._begin_again(part, info.topic_id)
+            # Whoever waits for another leader need not wait any longer.
+            leader = self._routes.leader(part.topic, part.partition)
+            if part.timer is not None and leader is not None and leader[0] != part.node:
                 self._resume(part)
+
+    def _begin_again(self, part: Assigned, topic_id: int) -> None:
+        """The position was in another topic of the same name."""
+        error = OffsetOutOfRange(
+            f"topic {part.topic!r} was deleted and created again: offset {part.position} of "
+            f"{part.describe()} was in the old one"
+        )
+        reset = self._options.reset
+        if reset == "none":
+            self._positions.move(part, None, None)
+            self._positions.fail(part, error)
+        else:
+            logger.warning("%s; going on at the %s", error, reset)
+            self._positions.move(part, None, (reset, 0))
+        part.topic_id = topic_id
+        part.node = None
+        self.wake()
+
+    def _topic_id(self, part: Assigned) -> int | None:
+        info = self._routes.topics.get(part.topic)
+        return None if info is None else info.topic_id
 
     def _pump(self) -> None:
         self._scheduled = False
@@ -151,6 +182,7 @@ class Fetcher:
             self._reserved -= reserved
             for part in parts:
                 part.in_flight = False
+                part.asked_at = self._loop.time()
         if problem is not None:
             for part, turn in zip(parts, turns, strict=True):
                 if part.turn == turn:
@@ -171,8 +203,15 @@ class Fetcher:
         """Who to ask; without a leader the partition waits, and in the end it fails."""
         leader = self._routes.leader(part.topic, part.partition)
         if leader is not None:
-            part.lost_since = None
+            now = self._loop.time()
+            if part.topic_id is not None and now - part.asked_at > PAUSE_S:
+                part.asked_at = now
+                self._pause(part, 0)
+                part.asking = self._routes.request_refresh()
+                return None
+            part.node = leader[0]
             return leader
+        part.node = None
         info = self._routes.topics.get(part.topic)
         if info is None and self._routes.is_missing(part.topic, self._loop.time()):
             self._positions.fail(part, UnknownTopic(f"no topic is named {part.topic!r}"))
@@ -191,6 +230,7 @@ class Fetcher:
     async def _fetch(self, connection: Connection, parts: list[Assigned]) -> None:
         options = self._options
         turns = {part.key: part.turn for part in parts}
+        ids = {part.key: self._topic_id(part) for part in parts}
         asked = []
         for part in parts:
             if part.fetch_offset is not None:
@@ -207,6 +247,8 @@ class Fetcher:
         for one in reply.message.partitions:
             held = self._positions.parts.get((one.topic, one.partition))
             if held is not None and turns.get(held.key) == held.turn:
+                if held.topic_id is None and not one.error:
+                    held.topic_id = ids[held.key]
                 self._take(held, one, reply, hasty)
 
     def _take(
@@ -215,8 +257,14 @@ class Fetcher:
         if one.error:
             self._failed(part, error_of(one.error, part))
             return
-        part.high_watermark = one.high_watermark
+        before, part.high_watermark = part.high_watermark, one.high_watermark
         part.lost_since = None
+        if part.doubtful or (before is not None and one.high_watermark < before):
+            # A new leader, or a new topic: what it is has to be known before anything is taken.
+            part.doubtful = False
+            self._pause(part, 0)
+            part.asking = self._routes.request_refresh()
+            return
         if not one.length:
             part.attempts = 0
             if hasty and not len(reply.raw):
@@ -311,6 +359,7 @@ class Fetcher:
             else:
                 self._loop.call_soon(self._start_judging, leader, part, part.turn)
         elif isinstance(error, UnknownTopic | UnknownPartition):
+            part.doubtful = True
             self._failed_for_long(part, error)
         elif error.retriable:
             self._back_off(part, error)
@@ -341,7 +390,7 @@ class Fetcher:
         part.attempts += 1
         self._pause(part, most / 1000 * options.rng.uniform(0.5, 1.0))
         if error.refresh_route:
-            self._routes.request_refresh()
+            part.asking = self._routes.request_refresh()
 
     def _pause(self, part: Assigned, seconds: float) -> None:
         if part.timer is not None:
@@ -351,7 +400,11 @@ class Fetcher:
     def _resume(self, part: Assigned) -> None:
         if part.timer is not None:
             part.timer.cancel()
-            part.timer = None
+        if part.asking is not None and not part.asking.done():
+            # The position may be in a topic that is gone: that has to be known first.
+            part.asking.add_done_callback(lambda _: self._resume(part))
+            return
+        part.timer = part.asking = None
         self.wake()
 
 

@@ -30,6 +30,11 @@ class Identities:
         self._waiting: list[tuple[Outbox, Callable[[Outbox], None]]] = []
         self._own: dict[Outbox, None] = {}  # these must not get the common one
 
+    def start_over(self) -> None:
+        """Outboxes that come later must not get the id of those that are there: under it something
+        may still be on its way to partitions of the same name."""
+        self._common = None
+
     def renew(self, outbox: Outbox) -> None:
         """This outbox's next id must be a new one."""
         self._own[outbox] = None
@@ -59,10 +64,11 @@ class Identities:
         self._assign(outbox, await self._ask([outbox]), ready)
 
     async def _ask_for_all(self) -> None:
-        self._common = await self._ask([outbox for outbox, _ in self._waiting])
+        common = self._common = await self._ask([outbox for outbox, _ in self._waiting])
+        self._asking = None
         waiting, self._waiting = self._waiting, []
         for outbox, ready in waiting:
-            self._assign(outbox, self._common, ready)
+            self._assign(outbox, common, ready)
 
     async def _ask(self, outboxes: list[Outbox]) -> tuple[int, int]:
         """Ask one node after the other until one answers; batches that wait have their own end."""

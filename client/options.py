@@ -52,8 +52,10 @@ class ClientOptions:
     topic_grace_ms: int = 3_000
     """For how long a topic that the nodes do not know may still turn up: a new topic is not known
     everywhere at once."""
-    refresh_ms: int = 60_000
-    """How often routes are asked for even if nothing fails."""
+    refresh_ms: int = 15_000
+    """How often routes are asked for even if nothing fails. So long does it take at most until a
+    producer uses new partitions; until then keys go where they went before, so while partitions are
+    added two producers may disagree about a key."""
     refresh_ms_min: int = 20
     """Routes are not asked for more often than this."""
     retry_backoff_ms: int = 20

@@ -20,9 +20,9 @@ class Batch(Outcome):
     """Records of one partition and lane, from the first `send` to the acknowledgement."""
 
     __slots__ = (
-        "base_offset", "closed", "count", "deadline", "due", "headers", "keys", "lane",
-        "maybe_written", "number", "outbox", "plain", "raw", "size", "timestamp", "timestamps",
-        "turn", "values", "waits",
+        "base_offset", "by_key", "by_number", "closed", "count", "deadline", "due", "headers",
+        "keys", "lane", "maybe_written", "number", "outbox", "plain", "raw", "size", "timestamp",
+        "timestamps", "turn", "values", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +46,8 @@ class Batch(Outcome):
         self.count = 0  # set when it is closed
         self.closed = False
         self.due = False  # it has waited long enough for more records
+        self.by_key = False  # a key has chosen the partition for some record
+        self.by_number = False  # a caller has
         self.base_offset = -1
         # The sender's part.
         self.deadline = float("inf")
@@ -110,9 +112,9 @@ class Outbox:
     """What waits for one partition. `window` and what follows it belong to the sender."""
 
     __slots__ = (
-        "attempts", "closed", "connecting", "encoded", "gap", "identity", "last_error", "node",
-        "open", "partition", "renewing", "returned", "sequence", "stuck", "timer", "topic",
-        "window",
+        "attempts", "closed", "connecting", "doubts", "encoded", "gap", "identity", "last_error",
+        "node", "open", "partition", "renewing", "retired", "returned", "sequence", "stuck",
+        "timer", "topic", "window",
     )  # fmt: skip
 
     def __init__(self, topic: str, partition: int) -> None:
@@ -133,14 +135,19 @@ class Outbox:
         self.attempts = 0
         self.last_error: RaftqError | None = None
         self.node: int | None = None  # where the window was sent
+        self.doubts = 0  # refusals that another topic of the same name would explain
+        self.retired: RaftqError | None = None  # the topic is gone: nothing more is sent
 
 
 class Topic:
-    """The outboxes of a topic's partitions."""
+    """The outboxes of a topic's partitions. A topic that is deleted and created again is another
+    one: it has another id."""
 
-    __slots__ = ("next", "outboxes", "sticky")
+    __slots__ = ("name", "next", "outboxes", "sticky", "topic_id")
 
-    def __init__(self, name: str, partitions: int) -> None:
+    def __init__(self, name: str, partitions: int, topic_id: int) -> None:
+        self.name = name
+        self.topic_id = topic_id
         self.outboxes = [Outbox(name, number) for number in range(partitions)]
         # By priority as callers say it: where records without a key go until it is closed.
         self.sticky: dict[str | int, Batch] = {}

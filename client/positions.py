@@ -31,9 +31,9 @@ class Assigned:
     """One assigned partition. What follows `turn` belongs to the fetcher."""
 
     __slots__ = (
-        "attempts", "batches", "buffered_bytes", "bytes_max", "error", "fetch_offset",
-        "high_watermark", "in_flight", "lost_since", "partition", "position", "rows", "rows_at",
-        "start", "timer", "topic", "turn",
+        "asked_at", "asking", "attempts", "batches", "buffered_bytes", "bytes_max", "doubtful",
+        "error", "fetch_offset", "high_watermark", "in_flight", "lost_since", "node", "partition",
+        "position", "rows", "rows_at", "start", "timer", "topic", "topic_id", "turn",
     )  # fmt: skip
 
     def __init__(self, topic: str, partition: int, bytes_max: int) -> None:
@@ -50,9 +50,14 @@ class Assigned:
         self.fetch_offset: int | None = None
         self.in_flight = False
         self.timer: asyncio.TimerHandle | None = None
+        self.doubtful = False  # a node did not know the topic since its last fetch
+        self.node: int | None = None  # whom it was fetched from
+        self.asked_at = 0.0  # when its last fetch ended
+        self.asking: asyncio.Task[None] | None = None  # routes without which it must not go on
         self.attempts = 0
         self.bytes_max = bytes_max
         self.high_watermark: int | None = None
+        self.topic_id: int | None = None  # of the topic that the position is in
         self.lost_since: float | None = None  # past the leader's end, or without topic, since
 
     @property
@@ -107,6 +112,7 @@ class Positions:
             part.start = start
             part.error = None
             part.lost_since = None
+            part.high_watermark = part.topic_id = None
 
     def _clear(self, part: Assigned) -> None:
         part.turn += 1
@@ -222,7 +228,9 @@ class Positions:
             if part.error is not None and not part.batches:
                 if have_some:
                     return None, 0
-                error, part.error = part.error, None
+                error = part.error
+                if part.position is not None or part.start is not None:
+                    part.error = None  # it goes on; without a position only a seek helps
                 self._wake()
                 raise again(error)
             if not part.batches or part.position is None:

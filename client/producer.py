@@ -83,7 +83,7 @@ class Producer(Client):
         self.check(value, key, headers, priority, partition, timestamp)
         delivery = offer(topic, value, key, headers, priority, partition, timestamp)
         while delivery is None:
-            await self.make_room(topic)
+            await self.make_room(topic, partition)
             delivery = offer(topic, value, key, headers, priority, partition, timestamp)
         if delivery.closed_batch():
             await let_others_run()
@@ -105,7 +105,7 @@ class Producer(Client):
         deliveries, groups = self.split(topic, values, keys, partition)
         for number, rows in groups:
             while not self._accumulator.offer_many(topic, rows, priority, number, deliveries):
-                await self.make_room(topic)
+                await self.make_room(topic, number)
         await let_others_run()
         return deliveries
 
@@ -191,6 +191,7 @@ class Producer(Client):
         for name, number in (("partition", partition), ("timestamp", timestamp)):
             if number is not None and (type(number) is not int or number not in _INT_64):
                 raise InvalidArgument(f"a {name} must be a whole number or None, not {number!r}")
+        _check_partition(partition)
 
     def split(
         self,
@@ -203,6 +204,7 @@ class Producer(Client):
         if not isinstance(values, list):
             values = list(values)
         self._check_columns(values, keys)
+        _check_partition(partition)
         deliveries = Deliveries(len(values))
         if partition is not None or keys is None:
             return deliveries, [(partition, Rows(values, keys))] if values else []
@@ -218,7 +220,8 @@ class Producer(Client):
         for number, positions in groups.items():
             picked = [values[at] for at in positions]
             their_keys = None if number is None else [keys[at] for at in positions]
-            found.append((number, Rows(picked, their_keys, positions)))
+            by_key = number is not None
+            found.append((number, Rows(picked, their_keys, positions, by_key)))
         return deliveries, found
 
     def _check_columns(self, values: Sequence[bytes], keys: Sequence[bytes | None] | None) -> None:
@@ -239,7 +242,7 @@ class Producer(Client):
         if longest > KEY_BYTES_MAX:
             raise TooLarge(f"a key of {longest} bytes is over the limit of {KEY_BYTES_MAX}")
 
-    async def make_room(self, topic: str) -> None:
+    async def make_room(self, topic: str, partition: int | None = None) -> None:
         """Wait until an offer that was turned down is worth repeating."""
         block_s = self.options.max_block_ms / 1000
         accumulator = self._accumulator
@@ -247,6 +250,9 @@ class Producer(Client):
             if not isinstance(topic, str) or not topic:
                 raise InvalidArgument(f"a topic is a name, not {topic!r}")
             await self._learn_topic(topic, block_s)
+            return
+        if accumulator.lacks(topic, partition):
+            await self._learn_partition(topic, partition, block_s)
             return
         self.push_all()
         room: asyncio.Future[None] = self._loop.create_future()
@@ -268,7 +274,20 @@ class Producer(Client):
                 info = await self._routes.topic(topic)
         except TimeoutError:
             raise Throttled(f"nothing was learned about topic {topic!r} in {block_s} s") from None
-        self._accumulator.set_partitions(topic, len(info.partitions))
+        self._accumulator.set_partitions(topic, len(info.partitions), info.topic_id)
+
+    async def _learn_partition(self, topic: str, partition: int | None, block_s: float) -> None:
+        """The topic may have got more partitions since its routes were asked for."""
+        try:
+            async with asyncio.timeout(block_s):
+                await self._routes.refresh()
+        except TimeoutError:
+            raise Throttled(f"nothing was learned about topic {topic!r} in {block_s} s") from None
+        known = self._accumulator.topics.get(topic)
+        if known is not None and self._accumulator.lacks(topic, partition):
+            raise InvalidArgument(
+                f"topic {topic!r} has {len(known.outboxes)} partitions, so no partition {partition}"
+            )
 
     def no_room(self) -> RaftqError:
         options = self.options
@@ -296,6 +315,11 @@ class Producer(Client):
         for batch in failed:
             if not batch.claimed and batch.error is not None:
                 raise _for_many(batch, failed)
+
+
+def _check_partition(partition: int | None) -> None:
+    if partition is not None and (type(partition) is not int or partition < 0):
+        raise InvalidArgument(f"a partition is a number from 0 on or None, not {partition!r}")
 
 
 def _for_many(first: Batch, failed: list[Batch]) -> RaftqError:

@@ -21,33 +21,29 @@ from collections import deque
 from functools import partial
 from typing import Any
 
-from crc32c import crc32c
-
 from raftq.client.accumulator import Accumulator
 from raftq.client.connection import Connection
 from raftq.client.identity import Identities
+from raftq.client.numbering import number
 from raftq.client.options import Address, ProducerOptions
-from raftq.client.outbox import Batch, Outbox
+from raftq.client.outbox import Batch, Outbox, Topic
 from raftq.client.pool import Pool
 from raftq.client.retry import again, out_of_time
 from raftq.client.routes import Routes
+from raftq.client.succession import successor, why_gone
 from raftq.client.tasks import Tasks
-from raftq.client.wire.encoder import encode
 from raftq.client.wire.errors import (
     ConnectionLost,
     InternalError,
     NotLeader,
     OutOfOrderSequence,
     RaftqError,
-    UnknownTopic,
 )
-from raftq.client.wire.layout import NO_PRODUCER, REST_AT, Producer
 from raftq.client.wire.messages import Produce
 
-SEQUENCES = 1 << 32
 AGES_SPARE = 1_000  # settled batches that may wait to be forgotten
-_PRODUCER_AT = 40
-_CRC_AT = 24
+EXPIRE_S = 0.1  # for the answers of attempts that end with their batches
+DOUBTS_MAX = 2
 
 
 class Sender:
@@ -94,7 +90,7 @@ class Sender:
         if len(self._ages) > AGES_SPARE + 2 * len(self._accumulator.unsettled):
             self._ages = deque([batch for batch in self._ages if not batch.done])
         if self._ages:
-            self._arm("ages", self._ages[0].deadline, self._expire)
+            self._arm("ages", self._ages[0].deadline + EXPIRE_S, self._expire)
         if self._lingering:
             self._arm("linger", self._lingering[0][0], self._linger)
         for outbox in ready:
@@ -127,7 +123,7 @@ class Sender:
 
     def pump(self, outbox: Outbox) -> None:
         """Send what can be sent now. Whatever keeps it from that calls this again when it ends."""
-        if outbox.timer is not None or outbox.connecting or outbox.renewing:
+        if outbox.timer is not None or outbox.connecting or outbox.renewing or outbox.retired:
             return
         waiting = [batch for batch in outbox.window if batch.waits]
         if waiting:
@@ -183,7 +179,7 @@ class Sender:
                 return
             batch = taken
         try:
-            self._encode(outbox, batch)
+            number(outbox, batch, self._options.codec)
         except RaftqError as error:
             self._end(batch, error)
             return
@@ -191,27 +187,6 @@ class Sender:
         self._busy[outbox] = None
         self._arm_stall()
         self._send(connection, outbox, batch)
-
-    def _encode(self, outbox: Outbox, batch: Batch) -> None:
-        producer = NO_PRODUCER
-        if outbox.identity is not None:
-            producer = Producer(*outbox.identity, outbox.sequence)
-        if batch.raw is not None:
-            batch.raw = _with_producer(batch.raw, producer)
-        else:
-            batch.raw = encode(
-                batch.values,
-                batch.keys,
-                batch.headers,
-                batch.timestamp if batch.timestamps is None else batch.timestamps,
-                lane=batch.lane,
-                codec=self._options.codec,
-                producer=producer,
-            )
-            batch.drop_columns()
-        outbox.sequence = (outbox.sequence + batch.count) % SEQUENCES
-        batch.number = outbox.encoded
-        outbox.encoded += 1
 
     def _send(self, connection: Connection, outbox: Outbox, batch: Batch) -> None:
         options = self._options
@@ -242,7 +217,7 @@ class Sender:
         if error is None:
             offsets = future.result().message.base_offsets
             batch.base_offset = offsets[0] if offsets else -1
-            outbox.attempts = 0
+            outbox.attempts = outbox.doubts = 0
             outbox.stuck = False
             self._leave_window(outbox, batch)
             self._accumulator.finish(batch, None)
@@ -257,6 +232,10 @@ class Sender:
         if error.outcome == "unknown":
             batch.maybe_written = True
         outbox.last_error = error
+        if outbox.retired is not None:
+            self._leave_window(outbox, batch)
+            self._end(batch, error if self._is_final(error) else outbox.retired)
+            return
         if isinstance(error, OutOfOrderSequence):
             self._out_of_order(outbox, batch, error)
         elif self._is_final(error):
@@ -277,10 +256,18 @@ class Sender:
     def _out_of_order(self, outbox: Outbox, batch: Batch, error: RaftqError) -> None:
         if batch is not outbox.window[0]:
             batch.waits = True  # for the one before it, which is not settled
-        elif batch.maybe_written or not (outbox.gap or self._options.acks == "leader"):
+        elif batch.maybe_written:
+            self._give_up(outbox, batch, error)
+        elif not outbox.gap and outbox.doubts < DOUBTS_MAX:
+            # Perhaps the partition is another topic's by now.
+            outbox.doubts += 1
+            batch.waits = True
+            self._routes.request_refresh()
+        elif not (outbox.gap or self._options.acks == "leader" or error.details.get("due") == 0):
             self._give_up(outbox, batch, error)
         else:
-            # The one before it was given up, or a leader that nobody else followed has lost it.
+            # The one before it was given up, or a leader that nobody else followed has lost it, or
+            # the node has forgotten a producer that was idle for long.
             outbox.gap = True
             self._leave_window(outbox, batch)
             outbox.returned.append(batch)
@@ -333,7 +320,7 @@ class Sender:
         found = self._routes.leader(outbox.topic, outbox.partition)
         if found is None:
             if self._routes.is_missing(outbox.topic, self._loop.time()):
-                self._drop_topic(outbox.topic)
+                self._retire(self._accumulator.forget(outbox.topic), None)
                 return None
             where = f"{outbox.topic}/{outbox.partition}"
             self._back_off(outbox, NotLeader(f"no leader is known for {where}"))
@@ -358,7 +345,7 @@ class Sender:
             outbox.connecting = False
             if problem is None:
                 self.pump(outbox)
-            else:
+            elif outbox.retired is None:
                 self._back_off(outbox, problem)
 
     def _back_off(self, outbox: Outbox, error: RaftqError) -> None:
@@ -382,23 +369,20 @@ class Sender:
             outbox.timer = None
         self.pump(outbox)
 
-    def _drop_topic(self, name: str) -> None:
-        """The topic is gone: so is what waits for it. A later `send` asks again."""
-        self._accumulator.forget(name)
-        for batch in self._accumulator.push_out():
-            if batch.outbox.topic == name and not batch.done:
-                self._remove(batch)
-                self._end(batch, UnknownTopic(f"no topic is named {name!r}"))
-
     def _routes_changed(self) -> None:
+        now = self._loop.time()
         for name in list(self._accumulator.topics):
             info = self._routes.topics.get(name)
             if info is not None:
-                self._accumulator.set_partitions(name, len(info.partitions))
+                count = len(info.partitions)
+                old = self._accumulator.set_partitions(name, count, info.topic_id)
+                self._retire(old, self._accumulator.topics[name])
+            elif self._routes.is_missing(name, now):
+                self._retire(self._accumulator.forget(name), None)
         outboxes = {batch.outbox: None for batch in list(self._accumulator.unsettled)}
         for outbox in outboxes:
             found = self._routes.leader(outbox.topic, outbox.partition)
-            if found is None or found[0] == outbox.node:
+            if found is None or found[0] == outbox.node or outbox.retired is not None:
                 continue
             if outbox.window:
                 self._abandon(outbox)
@@ -406,6 +390,40 @@ class Sender:
                 self._resume(outbox)
             else:
                 self.pump(outbox)
+
+    # The end of a topic.
+
+    def _retire(self, old: Topic | None, new: Topic | None) -> None:
+        """A topic is gone; what waits for it goes to the one that has its name now, or fails. What
+        is in flight gets its answer."""
+        if old is None:
+            return
+        self._identities.start_over()
+        for outbox in old.outboxes:
+            outbox.retired = why_gone(outbox, old, new)
+            if outbox.timer is not None:
+                outbox.timer.cancel()
+                outbox.timer = None
+            waiting = [batch for batch in outbox.window if batch.waits]
+            for batch in waiting:
+                self._leave_window(outbox, batch)
+            waiting += outbox.returned
+            waiting += outbox.closed
+            outbox.returned.clear()
+            outbox.closed.clear()
+            for batch in waiting:
+                self._bequeath(batch, None if new is None else successor(batch, old, new))
+
+    def _bequeath(self, batch: Batch, heir: Outbox | None) -> None:
+        problem = batch.outbox.retired
+        assert problem is not None
+        if heir is None or batch.maybe_written:
+            self._end(batch, problem)
+            return
+        batch.outbox = heir
+        batch.waits = False
+        heir.returned.append(batch)
+        self._loop.call_soon(self.pump, heir)
 
     def _abandon(self, outbox: Outbox) -> None:
         """Another node leads: do not wait for answers of the one before it."""
@@ -434,25 +452,33 @@ class Sender:
         self._seen = dict.fromkeys(busy)
 
     def _expire(self) -> None:
-        """End batches whose time is spent before they were ever sent; those in the window see to
-        it themselves, at the end of their attempt."""
+        """End batches whose time is spent. An attempt that is under way ends at the same time, and
+        knows better what became of it; this comes a little later and waits for nobody."""
         del self._timers["ages"]
-        now = self._loop.time()
+        now = self._loop.time() - EXPIRE_S
         ages = self._ages
         while ages and (ages[0].done or ages[0].deadline <= now):
             batch = ages.popleft()
-            outbox = batch.outbox
-            if not batch.done and batch not in outbox.window:
+            if not batch.done:
+                outbox = batch.outbox
                 error = self._too_late(outbox, batch)
                 self._remove(batch)
                 self._end(batch, error)
+                self._after_expiry(outbox)
         if ages:
-            self._arm("ages", ages[0].deadline, self._expire)
+            self._arm("ages", ages[0].deadline + EXPIRE_S, self._expire)
+
+    def _after_expiry(self, outbox: Outbox) -> None:
+        if outbox.gap:
+            self._return_unwritten(outbox)
+        self.pump(outbox)
 
     def _remove(self, batch: Batch) -> None:
         """Take a batch out of wherever it waits."""
         outbox = batch.outbox
         if batch in outbox.window:
+            if not batch.waits:
+                batch.maybe_written = True
             self._leave_window(outbox, batch)
             outbox.gap = self._options.sequenced
         elif batch in outbox.returned:
@@ -463,8 +489,6 @@ class Sender:
     def fail_all(self, error: RaftqError) -> None:
         """The producer ends: whatever is not settled never will be."""
         for batch in list(self._accumulator.unsettled):
-            if batch in batch.outbox.window and not batch.waits:
-                batch.maybe_written = True
             self._remove(batch)
             self._end(batch, error)
 
@@ -477,13 +501,3 @@ class Sender:
                 if outbox.timer is not None:
                     outbox.timer.cancel()
                     outbox.timer = None
-
-
-def _with_producer(raw: bytearray, producer: Producer) -> bytearray:
-    """The same batch with other sequence numbers; a copy, as the old bytes may still be sent."""
-    batch = bytearray(raw)
-    batch[_PRODUCER_AT : _PRODUCER_AT + 8] = producer.id.to_bytes(8, "little", signed=True)
-    batch[_PRODUCER_AT + 8 : _PRODUCER_AT + 12] = producer.epoch.to_bytes(4, "little")
-    batch[_PRODUCER_AT + 12 : _PRODUCER_AT + 16] = producer.base_sequence.to_bytes(4, "little")
-    batch[_CRC_AT:REST_AT] = crc32c(batch[REST_AT:]).to_bytes(4, "little")
-    return batch

@@ -26,7 +26,7 @@ Results, as `apply` gives them and `propose` returns them:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgpack
 
@@ -42,6 +42,8 @@ REPLICAS_MAX = 64
 """In one list of a command; a topic may have fewer, see topic_config.py."""
 
 Settings = Annotated[Mapping[str, Detail], Most(64)]
+Lost = Literal["nothing", "tail", "everything"]
+"""`tail`: what was not synced when the machine went down; `everything`: the disk is another one."""
 
 
 class Command:
@@ -131,7 +133,7 @@ def _check_pairs(name: str, items: tuple[tuple[int, ...], ...]) -> None:
 @_command
 @dataclass(frozen=True, slots=True)
 class RegisterNode(Command):
-    """A process says that it is there. `lost_tail`: its logs may have lost acknowledged records."""
+    """A process says that it is there, and what its logs may have lost of what it acknowledged."""
 
     kind: ClassVar[int] = 1
 
@@ -142,7 +144,7 @@ class RegisterNode(Command):
     raft_address: Name
     rack: Name
     incarnation: Offset
-    lost_tail: bool = False
+    lost: Lost = "nothing"
 
 
 @_command

@@ -64,7 +64,7 @@ def settled(before: PartitionState, after: PartitionState, nodes: Nodes) -> Part
     return PartitionState(replicas, isr, leader, epoch, before.version + 1, target)
 
 
-Edit = Callable[[PartitionState], PartitionState]
+Edit = Callable[[TopicState, PartitionState], PartitionState]
 
 
 def settle_all(state: ClusterState, node_id: int, edit: Edit | None = None) -> list[Change]:
@@ -76,7 +76,7 @@ def settle_all(state: ClusterState, node_id: int, edit: Edit | None = None) -> l
         for number, one in enumerate(topic.partitions):
             if node_id not in one.replicas:
                 continue
-            after = settled(one, one if edit is None else edit(one), nodes)
+            after = settled(one, one if edit is None else edit(topic, one), nodes)
             if after is not one:
                 edited = list(topic.partitions) if edited is None else edited
                 edited[number] = after

@@ -77,7 +77,7 @@ class Membership:
         self._metadata.on_controller(self._on_controller)
         await self._register(self._registration)
         # From now on this incarnation may be fenced, but it cannot lose anything.
-        self._registration = replace(self._registration, lost_tail=False)
+        self._registration = replace(self._registration, lost="nothing")
         self._task = asyncio.get_running_loop().create_task(self._run(), name="membership")
         self._task.add_done_callback(self._ended)
 
@@ -110,8 +110,8 @@ class Membership:
                 retry_s = min(retry_s * 2, RETRY_S_MAX)
             else:
                 logger.info(
-                    "node=%d registered incarnation=%d lost_tail=%s",
-                    registration.node_id, registration.incarnation, registration.lost_tail,
+                    "node=%d registered incarnation=%d lost=%s",
+                    registration.node_id, registration.incarnation, registration.lost,
                 )  # fmt: skip
                 return
         raise ConsensusStopped("this node stops")

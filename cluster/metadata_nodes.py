@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from raftq.client.wire.errors import InvalidArgument, NotEnoughReplicas
 from raftq.cluster.changes import Change, NodeChanged
-from raftq.cluster.commands import FenceNode, RegisterNode, RemoveNode, SetDraining
+from raftq.cluster.commands import FenceNode, Lost, RegisterNode, RemoveNode, SetDraining
 from raftq.cluster.elections import changed, settle_all
-from raftq.cluster.state import NODES_MAX, ClusterState, NodeState, PartitionState
+from raftq.cluster.state import NODES_MAX, ClusterState, NodeState, PartitionState, TopicState
 
 Answer = tuple[object, list[Change]]
 
@@ -44,19 +44,37 @@ def register_node(state: ClusterState, command: RegisterNode) -> Answer:
         return None, []
     state.nodes[node_id] = new
 
-    def edit(partition: PartitionState) -> PartitionState:
-        isr, leader = partition.isr, partition.leader
-        loses = command.lost_tail and node_id in isr and len(isr) > 1
-        if not loses and leader != node_id:
+    def edit(topic: TopicState, partition: PartitionState) -> PartitionState:
+        leader = partition.leader
+        isr = _isr_without(topic, partition, node_id, command.lost)
+        if isr == partition.isr and leader != node_id:
             return partition
-        if loses:
-            isr = tuple(one for one in isr if one != node_id)
         if leader == node_id:
             leader = None  # the epoch was that of the process that is gone
         return changed(partition, partition.replicas, isr, leader, partition.target)
 
     changes = settle_all(state, node_id, edit if restarted else None)
     return None, [NodeChanged(node_id), *changes]
+
+
+def _isr_without(
+    topic: TopicState, partition: PartitionState, node_id: int, lost: Lost
+) -> tuple[int, ...]:
+    """The isr after one of its nodes may have lost data.
+
+    A tail costs a node its place where others are in sync; not with fsync `always`, where nothing
+    is acknowledged before it is synced. When the last one in sync has lost everything, the other
+    copies are the best there is: an empty log must not lead, because all others would be cut to it.
+    """
+    isr = partition.isr
+    if lost == "nothing" or node_id not in isr:
+        return isr
+    if lost == "tail" and topic.config.fsync == "always":
+        return isr
+    others = tuple(one for one in isr if one != node_id)
+    if not others and lost == "everything":
+        others = tuple(one for one in partition.replicas if one != node_id)
+    return others or isr
 
 
 def fence_node(state: ClusterState, command: FenceNode) -> Answer:

@@ -24,6 +24,7 @@ from raftq.client.wire.errors import (
     ConnectFailed,
     NodeStopping,
     RaftqError,
+    StorageError,
 )
 from raftq.client.wire.messages import (
     Fetch,
@@ -42,7 +43,7 @@ from raftq.client.wire.node_messages import (
     WatchMetadata,
 )
 from raftq.client.wire.proof import check_proof, cluster_proof
-from raftq.cluster.commands import FenceNode, RegisterNode
+from raftq.cluster.commands import FenceNode, Lost, RegisterNode
 from raftq.cluster.consensus_config import ConsensusConfig
 from raftq.cluster.controller_driver import ControllerDriver
 from raftq.cluster.membership import Membership
@@ -58,7 +59,7 @@ from raftq.node.data_handlers import DataHandlers
 from raftq.node.facts import Facts
 from raftq.node.http.client_gateway import ClientGateway
 from raftq.node.http.server import HttpServer
-from raftq.node.identity import Identity, boot_id, lost_tail, remember
+from raftq.node.identity import Identity, boot_id, remember, what_was_lost
 from raftq.node.metering import metered
 from raftq.node.partitions import Partitions
 from raftq.node.server.session import Handler, Session
@@ -107,6 +108,7 @@ class Node:
         self._identity: Identity
         self._proof = cluster_proof(config.secret, config.cluster_id)
         self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._listening = False
         self._beating: dict[Session, int] = {}
         self.partitions = Partitions(config, disk, self.metadata, self.syncer, self.spawn)
         self.conversations = Conversations(
@@ -214,9 +216,10 @@ class Node:
         self._lock = disk.lock(f"{config.data_dir}/lock")
         boot = boot_id() if self._boot is None else self._boot
         self._identity = Identity(config.node_id, config.cluster_id, boot)
-        lost = lost_tail(disk, config.data_dir, self._identity)
+        lost = what_was_lost(disk, config.data_dir, self._identity)
         await self.metadata.start()
         await self.server.__aenter__()
+        self._listening = True
         await self.server.start(config.native.host, config.native.port)
         if self.http is not None and config.http is not None:
             await self.http.start(config.http.host, config.http.port)
@@ -240,7 +243,7 @@ class Node:
         self.metadata.subscribe(lambda changes: self.conversations.fence())
         self._serving = True
         logger.info(
-            "node=%d serves native=%s:%d incarnation=%d lost_tail=%s",
+            "node=%d serves native=%s:%d incarnation=%d lost=%s",
             self.node_id, config.host, self.native_port, self.incarnation, lost,
         )  # fmt: skip
 
@@ -264,9 +267,10 @@ class Node:
             await self.membership.stop()
         if self.http is not None:
             await self.http.stop()
-        await self.server.__aexit__(None, None, None)
+        if self._listening:
+            await self.server.__aexit__(None, None, None)
         self.upkeep.stop()
-        self.partitions.stop(clean=not failed)
+        clean = self.partitions.stop(clean=not failed)
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -275,10 +279,16 @@ class Node:
         self.syncer.close()
         if self._lock is not None:
             # One that never got as far as to confess what it lost must not vouch for it.
-            if self._serving and not failed:
-                remember(self.disk, self.config.data_dir, self._identity, clean=True)
+            if self._serving and clean:
+                self._vouch()
             self._lock.release()
             self._lock = None
+
+    def _vouch(self) -> None:
+        try:
+            remember(self.disk, self.config.data_dir, self._identity, clean=True)
+        except StorageError as error:
+            logger.warning("node=%d cannot vouch for a clean stop: %s", self.node_id, error)
 
     def fail(self, error: BaseException) -> None:
         """Something that cannot be handled: the node must not go on."""
@@ -350,7 +360,7 @@ class Node:
         self._beating[session] = message.node_id
         return self.driver.heartbeat(message.node_id, message.incarnation)
 
-    def _registration(self, lost: bool) -> RegisterNode:
+    def _registration(self, lost: Lost) -> RegisterNode:
         config = self.config
         return RegisterNode(
             node_id=config.node_id,
@@ -360,7 +370,7 @@ class Node:
             raft_address=config.raft_address if config.is_voter else "",
             rack=config.rack,
             incarnation=self.incarnation,
-            lost_tail=lost,
+            lost=lost,
         )
 
 
@@ -380,23 +390,32 @@ async def run_node(config: NodeConfig, ready: Callable[[Node], None] | None = No
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     node = Node(config, disk=RealDisk(), rng=SystemRandom(), wall_ms=wall_ms)
+    stopping = loop.create_task(stop.wait())
+    starting = loop.create_task(node.start())
     try:
-        await node.start()
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
-        if ready is not None:
-            ready(node)
-        stopping = loop.create_task(stop.wait())
-        await asyncio.wait((stopping, node.fatal), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        await _first(starting, stopping, node.fatal)
+        if starting.done():
+            starting.result()
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*GC_THRESHOLDS)
+            if ready is not None:
+                ready(node)
+            await _first(stopping, node.fatal)
         if node.fatal.done():
-            error = node.fatal.exception()
-            assert error is not None
-            raise error
-        await node.drain()
+            node.fatal.result()
+        if starting.done():
+            await node.drain()
     finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.wait((starting, stopping))
         await node.stop()
+
+
+async def _first(*ends: "asyncio.Future[Any]") -> None:
+    """Until one of them is done."""
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
 
 def wall_ms() -> int:

@@ -15,6 +15,7 @@ import json
 from dataclasses import dataclass
 
 from raftq.client.wire.errors import ConfigError
+from raftq.cluster.commands import Lost
 from raftq.node.storage.disk import Disk
 
 FORMAT = 1
@@ -31,11 +32,11 @@ class Identity:
     boot_id: str
 
 
-def lost_tail(disk: Disk, data_dir: str, identity: Identity) -> bool:
-    """Whether logs in the directory may have lost what was acknowledged."""
+def what_was_lost(disk: Disk, data_dir: str, identity: Identity) -> Lost:
+    """What logs in the directory may have lost of what was acknowledged."""
     path = f"{data_dir}/node.json"
     if not disk.exists(path):
-        return True
+        return "everything"
     try:
         known = json.loads(disk.read_file(path, FILE_BYTES_MAX))
         if not isinstance(known, dict):
@@ -50,7 +51,7 @@ def lost_tail(disk: Disk, data_dir: str, identity: Identity) -> bool:
                 f"{data_dir} belongs to {name} {known.get(name)!r}, not {getattr(identity, name)!r}"
             )
     same_boot = bool(identity.boot_id) and known.get("boot_id") == identity.boot_id
-    return not same_boot and known.get("clean") is not True
+    return "nothing" if same_boot or known.get("clean") is True else "tail"
 
 
 def remember(disk: Disk, data_dir: str, identity: Identity, clean: bool) -> None:

@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from raftq.client.tasks import pause
 from raftq.client.wire.errors import (
     ConfigError,
+    DiskFull,
     RaftqError,
+    StorageError,
     UnknownPartition,
     UnknownTopic,
 )
@@ -50,6 +52,7 @@ TICK_S = 0.1
 PROPOSALS_MAX = 64
 RETRY_S = 0.2
 OPEN_S = 0.01
+DISK_FULL_S = 1.0
 REMOVED = "removed"
 
 
@@ -109,20 +112,25 @@ class Partitions:
         self._metadata.subscribe(self._changed)
         self._tick_timer = self.loop.call_later(TICK_S, self._tick)
 
-    def stop(self, clean: bool = True) -> None:
-        """Close everything; nothing happens afterwards."""
+    def stop(self, clean: bool = True) -> bool:
+        """Close everything; nothing happens afterwards. Whether all of it is synced and safe."""
         if not self._started:
-            return
+            return clean
         self._started = False
         self._to_open.clear()
         if self._tick_timer is not None:
             self._tick_timer.cancel()
         self._following.stop()
         for partition in list(self.by_id.values()):
-            partition.close(clean)
+            try:
+                partition.close(clean)
+            except StorageError as error:
+                logger.error("partition=%s not closed cleanly: %s", partition.place, error)
+                clean = False
         self.by_id.clear()
         self.by_name.clear()
         self._touched.clear()
+        return clean
 
     # Look-ups
 
@@ -219,12 +227,7 @@ class Partitions:
         until = self.loop.time() + OPEN_S
         try:
             while self._to_open and self._started:
-                key = next(iter(self._to_open))
-                del self._to_open[key]
-                topic = self._metadata.state.topic_by_id(key[0])
-                if topic is not None and self._me in topic.partitions[key[1]].replicas:
-                    partition = self._open(topic, key[1])
-                    self._tell(partition, topic, topic.partitions[key[1]])
+                self._open_next()
                 if self._to_open and self.loop.time() >= until:
                     self.loop.call_later(0, self._open_some)
                     return
@@ -233,6 +236,25 @@ class Partitions:
             return
         self._opening = False
         self.opened.set()
+
+    def _open_next(self) -> None:
+        key = next(iter(self._to_open))
+        del self._to_open[key]
+        topic = self._metadata.state.topic_by_id(key[0])
+        if topic is None or self._me not in topic.partitions[key[1]].replicas:
+            return
+        try:
+            partition = self._open(topic, key[1])
+        except DiskFull as error:
+            logger.error("partition=%s/%d cannot be opened: %s", topic.name, key[1], error)
+            self.loop.call_later(DISK_FULL_S, self._look_again, key)
+            return
+        self._tell(partition, topic, topic.partitions[key[1]])
+
+    def _look_again(self, key: Key) -> None:
+        topic = self._metadata.state.topic_by_id(key[0])
+        if topic is not None and self._started:
+            self._look_at(topic, key[1])
 
     def _tell(self, partition: Partition, topic: TopicState, state: PartitionState) -> None:
         epoch = partition.replica.epoch

@@ -11,7 +11,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, NoReturn, TextIO
@@ -145,7 +145,7 @@ def as_text(data: bytes) -> tuple[str, str]:
         return base64.b64encode(data).decode("ascii"), "base64"
 
 
-def content_json(value: bytes, key: bytes | None, headers: Headers) -> dict[str, Any]:
+def content_json(value: bytes, key: bytes | None, headers: Mapping[str, bytes]) -> dict[str, Any]:
     """The part of a message that its sender wrote. `encoding` is the value's."""
     content: dict[str, Any] = {}
     content["value"], content["encoding"] = as_text(value)

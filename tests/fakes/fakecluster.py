@@ -25,6 +25,7 @@ from raftq.client.wire.errors import (
     OutOfOrderSequence,
     RaftqError,
     TopicExists,
+    UnknownPartition,
     UnknownTopic,
 )
 from raftq.client.wire.messages import (
@@ -74,7 +75,9 @@ class FakePartition:
                     return offset
             expected = (known[-1][0] + known[-1][1]) % (1 << 32) if known else 0
             if batch.base_sequence != expected:
-                raise OutOfOrderSequence(f"sequence {batch.base_sequence}, expected {expected}")
+                raise OutOfOrderSequence(
+                    f"sequence {batch.base_sequence}, expected {expected}"
+                ).with_details(due=expected)
             known.append((batch.base_sequence, batch.count, self.end))
             del known[:-WINDOW]
         base = self.end
@@ -116,6 +119,7 @@ class FakeCluster:
         self.stacks: dict[int, Any] = {}
         self.ports: dict[int, int] = {}
         self.next_producer = 0
+        self.next_topic = 0
         self.produced = 0
         self.asked = 0
         self.before: Callable[[Produce, int], Any] | None = None
@@ -126,7 +130,8 @@ class FakeCluster:
         nodes = sorted(self.servers)
         parts = [FakePartition(nodes[n % len(nodes)]) for n in range(partitions)]
         self.topics[name] = parts
-        self.ids[name] = len(self.ids) + 1
+        self.next_topic += 1
+        self.ids[name] = self.next_topic
         return parts
 
     def lead(self, topic: str, partition: int, node_id: int | None) -> None:
@@ -160,8 +165,10 @@ class FakeCluster:
 
     def _led(self, topic: str, partition: int, node_id: int) -> FakePartition:
         parts = self.topics.get(topic)
-        if parts is None or partition >= len(parts):
-            raise UnknownTopic(f"no {topic}/{partition}")
+        if parts is None:
+            raise UnknownTopic(f"no {topic}")
+        if partition >= len(parts):
+            raise UnknownPartition(f"no {topic}/{partition}")
         part = parts[partition]
         if part.leader != node_id:
             raise NotLeader(f"node {part.leader} leads").with_details(
@@ -213,10 +220,8 @@ class FakeCluster:
             await wait
         reply = self._read(request, node_id)
         if not any(one.length or one.error for one in reply[0].partitions) and request.wait_ms:
-            waits = [
-                asyncio.ensure_future(self.topics[one.topic][one.partition].grown.wait())
-                for one in request.partitions
-            ]
+            parts = [self.topics[one.topic][one.partition] for one in request.partitions]
+            waits = [asyncio.ensure_future(part.grown.wait()) for part in parts]
             try:
                 await asyncio.wait(
                     waits, timeout=request.wait_ms / 1000, return_when=asyncio.FIRST_COMPLETED
@@ -224,6 +229,9 @@ class FakeCluster:
             finally:
                 for wait in waits:
                     wait.cancel()
+            for one, part in zip(request.partitions, parts, strict=True):
+                if part not in self.topics.get(one.topic, ()):
+                    raise UnknownTopic(f"{one.topic} was deleted meanwhile")
             reply = self._read(request, node_id)
         return reply
 

@@ -18,6 +18,7 @@ from raftq.cluster.commands import (
     ElectPreferred,
     FenceNode,
     InitNamedProducer,
+    Lost,
     MoveReplicas,
     RegisterNode,
     RemoveNode,
@@ -32,9 +33,12 @@ NODES = (1, 2, 3, 4, 5)
 TOPICS = ("a", "b", "c")
 
 
-def register(node_id: int, incarnation: int = 1, *, lost_tail: bool = False) -> RegisterNode:
+LOSSES: tuple[Lost, ...] = ("nothing", "nothing", "tail", "everything")
+
+
+def register(node_id: int, incarnation: int = 1, *, lost: Lost = "nothing") -> RegisterNode:
     host = f"host{node_id}"
-    return RegisterNode(node_id, host, 7070, 8080, f"{host}:7000", "", incarnation, lost_tail)
+    return RegisterNode(node_id, host, 7070, 8080, f"{host}:7000", "", incarnation, lost)
 
 
 def _node_command(state: ClusterState, rng: Random) -> Command:
@@ -43,7 +47,7 @@ def _node_command(state: ClusterState, rng: Random) -> Command:
     incarnation = node.incarnation if node is not None else 1
     what = rng.randrange(10)
     if what < 3:
-        return register(node_id, incarnation + rng.randrange(2), lost_tail=rng.randrange(3) == 0)
+        return register(node_id, incarnation + rng.randrange(2), lost=rng.choice(LOSSES))
     if what < 7:
         return FenceNode(node_id, incarnation + (rng.randrange(6) == 0))
     if what < 9:
@@ -189,7 +193,7 @@ class Model:
             assert len(new.isr) >= min(least, len(new.replicas)), (old, new)
         if not isinstance(command, ChangeIsr | MoveReplicas) and lost and old.target is None:
             assert isinstance(command, RegisterNode), (command, old, new)
-            assert command.lost_tail
+            assert command.lost != "nothing"
             assert lost == [command.node_id]
             assert new.isr
 
@@ -208,7 +212,7 @@ class Model:
             return
         if old.leader == command.node_id:
             assert new.epoch == old.epoch + 1
-        if command.lost_tail and len(old.isr) > 1:
+        if command.lost == "everything" and len(old.replicas) > 1:
             assert command.node_id not in new.isr
 
     def _check_ids(self, command: Command, result: object, before: ClusterState) -> None:

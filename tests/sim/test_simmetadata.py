@@ -71,7 +71,7 @@ def run(main: Callable[[World], Coroutine[Any, Any, None]], seed: int = 0) -> Wo
 
 
 def register(node: int) -> RegisterNode:
-    return RegisterNode(node, f"node-{node}", 7070, 0, "", "", 1, False)
+    return RegisterNode(node, f"node-{node}", 7070, 0, "", "", 1)
 
 
 def test_commands_are_applied_everywhere_in_the_same_order() -> None:

@@ -257,9 +257,7 @@ def test_what_was_sent_and_then_stuck_ends_in_time(problem: str, linger_ms: int)
         loop = asyncio.get_running_loop()
         async with (
             fake_cluster() as cluster,
-            Producer(
-                cluster.bootstrap, linger_ms=linger_ms, delivery_timeout_ms=5_000
-            ) as producer,
+            Producer(cluster.bootstrap, linger_ms=linger_ms, delivery_timeout_ms=5_000) as producer,
         ):
             cluster.add_topic("t", 1)
             await (await producer.send("t", b"a"))
@@ -271,12 +269,14 @@ def test_what_was_sent_and_then_stuck_ends_in_time(problem: str, linger_ms: int)
                 cluster.before = refuse
             began = loop.time()
             sent = [await producer.send("t", b"b%d" % n) for n in range(3)]
-            for delivery in sent:
-                assert isinstance(await failure(delivery), RequestTimeout)
+            errors = [await failure(delivery) for delivery in sent]
+            assert {type(error) for error in errors} == {RequestTimeout}
+            # The last attempt may still be on its way.
+            unknown = [error for error in errors if error.outcome == "unknown"]
             assert 4.9 < loop.time() - began < 5.7
             cluster.before = None
             cluster.lead("t", 0, 1)
-            assert (await within(3, await producer.send("t", b"c"))).offset == 1
+            assert (await within(3, await producer.send("t", b"c"))).offset <= 1 + len(unknown)
 
     simulate(main())
 
@@ -305,6 +305,7 @@ def test_a_consumer_begins_again_in_a_topic_that_was_made_again(second: int, at_
             values = fill(cluster, 10)
             await consumer.assign([("t", 0)])
             assert await read(consumer, 10) == values
+            await asyncio.sleep(0.1)  # the next fetch waits at the node
             old = cluster.topics.pop("t")
             if not at_once:
                 old[0].grown.set()
@@ -314,6 +315,26 @@ def test_a_consumer_begins_again_in_a_topic_that_was_made_again(second: int, at_
             old[0].grown.set()
             assert await read(consumer, second) == values
             assert await consumer.position("t", 0) == second
+
+    simulate(main())
+
+
+def test_a_consumer_that_did_not_fetch_meanwhile_begins_again_as_well() -> None:
+    async def main() -> None:
+        async with (
+            fake_cluster() as cluster,
+            Consumer(cluster.bootstrap, prefetch_bytes_partition=1, fetch_bytes=1) as consumer,
+        ):
+            cluster.add_topic("t", 1)
+            first = fill(cluster, 10)
+            fill(cluster, 10)
+            await consumer.assign([("t", 0)])
+            assert await read(consumer, 10) == first
+            await asyncio.sleep(0.7)  # the second batch is there and fills the buffer
+            cluster.add_topic("t", 1)
+            values = [*fill(cluster, 10), *fill(cluster, 10), *fill(cluster, 10)]
+            found = await read(consumer, 40)
+            assert found[10:] == values
 
     simulate(main())
 
@@ -329,6 +350,7 @@ def test_without_a_reset_policy_a_topic_made_again_is_an_error_until_a_seek() ->
             await consumer.assign([("t", 0)])
             await consumer.seek("t", 0, offset=0)
             await read(consumer, 10)
+            await asyncio.sleep(0.1)
             cluster.add_topic("t", 1)
             values = fill(cluster, 40)
             for _ in range(2):
@@ -336,6 +358,19 @@ def test_without_a_reset_policy_a_topic_made_again_is_an_error_until_a_seek() ->
                     await read(consumer, 1)
             await consumer.seek("t", 0, to="earliest")
             assert await read(consumer, 40) == values
+
+    simulate(main())
+
+
+@pytest.mark.parametrize("offset", [11, 1_000])
+def test_a_position_past_the_end_is_reset_after_the_grace_time(offset: int) -> None:
+    async def main() -> None:
+        async with fake_cluster() as cluster, Consumer(cluster.bootstrap) as consumer:
+            cluster.add_topic("t", 1)
+            values = fill(cluster, 10)
+            await consumer.assign([("t", 0)])
+            await consumer.seek("t", 0, offset=offset)
+            assert await read(consumer, 10) == values
 
     simulate(main())
 

@@ -47,7 +47,7 @@ class World:
     async def register(self, node_id: int, incarnation: int = 1) -> None:
         port = self.servers[node_id].port
         await self.metadata.propose(
-            RegisterNode(node_id, "127.0.0.1", port, 0, "", "", incarnation, False)
+            RegisterNode(node_id, "127.0.0.1", port, 0, "", "", incarnation)
         )
 
     async def until(self, what: Callable[[], bool]) -> None:

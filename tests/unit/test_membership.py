@@ -11,7 +11,7 @@ from metadatafake import FakeLog, FakeMetadata
 from raftq.client.connection import ConnectionOptions
 from raftq.client.wire.errors import InvalidArgument, NoLeader, RaftqError
 from raftq.client.wire.node_messages import Heartbeat, HeartbeatReply
-from raftq.cluster.commands import Command, FenceNode, RegisterNode, decode_command
+from raftq.cluster.commands import Command, FenceNode, Lost, RegisterNode, decode_command
 from raftq.cluster.membership import Membership
 from raftq.node.server.session import Session
 from raftq.node.server.tcp import TcpServer
@@ -46,9 +46,7 @@ class Controller:
 
     async def register(self) -> None:
         port = self.server.port
-        await self.metadata.propose(
-            RegisterNode(self.node_id, "127.0.0.1", port, 0, "", "", 1, False)
-        )
+        await self.metadata.propose(RegisterNode(self.node_id, "127.0.0.1", port, 0, "", "", 1))
 
 
 class Local:
@@ -72,8 +70,8 @@ class World:
         self.local = Local()
         self.membership = self.make()
 
-    def make(self, incarnation: int = 77, lost_tail: bool = False) -> Membership:
-        registration = RegisterNode(3, "127.0.0.1", 9, 0, "", "", incarnation, lost_tail)
+    def make(self, incarnation: int = 77, lost: Lost = "nothing") -> Membership:
+        registration = RegisterNode(3, "127.0.0.1", 9, 0, "", "", incarnation, lost)
         options = ConnectionOptions(role="node")
         return Membership(self.metadata, registration, PERIOD_MS, options, self.local)
 
@@ -116,12 +114,12 @@ def test_a_node_is_registered_when_start_returns_and_beats_over_one_connection()
 
 def test_what_was_lost_is_said_at_the_first_registration_and_not_at_later_ones() -> None:
     async def body(world: World) -> None:
-        world.membership = world.make(lost_tail=True)
+        world.membership = world.make(lost="tail")
         await world.membership.start()
         await world.controllers[0].metadata.propose(FenceNode(3, 77))
         while not world.metadata.state.is_alive(3, 77):
             await world.metadata.copy.moved()
-        assert [one.lost_tail for one in world.registrations()] == [True, False]
+        assert [one.lost for one in world.registrations()] == ["tail", "nothing"]
         assert {one.incarnation for one in world.registrations()} == {77}
         await world.membership.stop()
 
@@ -203,7 +201,7 @@ def test_a_lost_connection_is_opened_again() -> None:
 def test_a_node_that_finds_another_process_in_its_place_registers_again_but_not_in_a_rush() -> None:
     async def body(world: World) -> None:
         await world.membership.start()
-        other = RegisterNode(3, "127.0.0.1", 9, 0, "", "", 78, False)
+        other = RegisterNode(3, "127.0.0.1", 9, 0, "", "", 78)
         for _ in range(2):
             await world.controllers[0].metadata.propose(other)
             while not world.metadata.state.is_alive(3, 77):

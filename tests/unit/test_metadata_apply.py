@@ -7,6 +7,7 @@ import pytest
 from metadatamodel import Model, register
 
 from raftq.client.wire.errors import (
+    Detail,
     FencedEpoch,
     InvalidArgument,
     NotEnoughReplicas,
@@ -52,7 +53,7 @@ class Cluster(Model):
         for node_id in range(1, nodes + 1):
             self.apply(register(node_id))
 
-    def create(self, partitions: int = 1, replication: int = 3, **config: int) -> None:
+    def create(self, partitions: int = 1, replication: int = 3, **config: Detail) -> None:
         self.apply(CreateTopic("t", partitions, replication, config))
 
     def at(self, number: int = 0) -> PartitionState:
@@ -180,7 +181,7 @@ def test_registering_again_with_the_same_incarnation_only_brings_the_node_back()
     cluster.apply(register(1))
     assert cluster.at().version == 1
     cluster.fence(1)
-    cluster.apply(register(1, lost_tail=True))
+    cluster.apply(register(1, lost="tail"))
     assert cluster.state.is_alive(1, 1)
     assert cluster.at() == PartitionState((1, 2, 3), (1, 2, 3), 2, 2, 2)
 
@@ -188,13 +189,35 @@ def test_registering_again_with_the_same_incarnation_only_brings_the_node_back()
 def test_a_node_that_lost_its_tail_is_no_longer_in_sync_where_others_are() -> None:
     cluster = Cluster()
     cluster.create()
-    cluster.apply(register(1, 2, lost_tail=True))
+    cluster.apply(register(1, 2, lost="tail"))
     assert cluster.at() == PartitionState((1, 2, 3), (2, 3), 2, 2, 2)
     cluster.fence(3)
-    cluster.apply(register(2, 2, lost_tail=True))
+    cluster.apply(register(2, 2, lost="tail"))
     assert (cluster.at().isr, cluster.at().leader) == ((3,), None)
-    cluster.apply(register(3, 2, lost_tail=True))
+    cluster.apply(register(3, 2, lost="tail"))
     assert (cluster.at().isr, cluster.at().leader) == ((3,), 3)
+
+
+def test_with_fsync_always_a_lost_tail_costs_nothing() -> None:
+    cluster = Cluster()
+    cluster.create(fsync="always")
+    cluster.apply(register(1, 2, lost="tail"))
+    assert cluster.at().isr == (1, 2, 3)
+    assert cluster.at().epoch == 2
+    cluster.apply(register(1, 3, lost="everything"))
+    assert cluster.at().isr == (2, 3)
+
+
+def test_an_empty_log_never_leads_while_other_copies_exist() -> None:
+    """The others were out of sync, or lost their tails; they are the best there is."""
+    cluster = Cluster()
+    cluster.create()
+    cluster.apply(register(2, 2, lost="tail"))
+    cluster.apply(register(3, 2, lost="tail"))
+    assert cluster.at().isr == (1,)
+    cluster.apply(register(1, 2, lost="everything"))
+    assert cluster.at().isr == (2, 3)
+    assert cluster.at().leader == 2
 
 
 def test_a_leader_changes_its_isr() -> None:

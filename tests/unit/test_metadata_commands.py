@@ -30,7 +30,7 @@ from raftq.cluster.commands import (
 )
 
 EXAMPLES: list[Command] = [
-    RegisterNode(1, "10.0.0.1", 7070, 8080, "10.0.0.1:7000", "r1", 1 << 61, True),
+    RegisterNode(1, "10.0.0.1", 7070, 8080, "10.0.0.1:7000", "r1", 1 << 61, "tail"),
     FenceNode(1, 7),
     SetDraining(1, True, False, True),
     RemoveNode(3),

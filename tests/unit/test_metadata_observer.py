@@ -87,7 +87,7 @@ def run(body: Body, size: int = 2, log: FakeLog | None = None) -> None:
 
 
 def registration(node_id: int, port: int = 1) -> RegisterNode:
-    return RegisterNode(node_id, "127.0.0.1", port, 0, "", "", 5, False)
+    return RegisterNode(node_id, "127.0.0.1", port, 0, "", "", 5)
 
 
 def followed(voters: list[Voter]) -> tuple[Voter, Voter]:

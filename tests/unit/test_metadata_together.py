@@ -84,7 +84,7 @@ class Node:
 
     async def join(self) -> None:
         registration = RegisterNode(
-            self.node_id, "127.0.0.1", self.server.port, 0, "", "", self.incarnation, False
+            self.node_id, "127.0.0.1", self.server.port, 0, "", "", self.incarnation
         )
         self.membership = Membership(self.metadata, registration, 100, OPTIONS, self.driver)
         await self.membership.start()

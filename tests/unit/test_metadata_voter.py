@@ -81,7 +81,7 @@ class Running:
 
 
 def registration(node_id: int, incarnation: int = 7) -> RegisterNode:
-    return RegisterNode(node_id, "127.0.0.1", 7070 + node_id, 0, "", "", incarnation, False)
+    return RegisterNode(node_id, "127.0.0.1", 7070 + node_id, 0, "", "", incarnation)
 
 
 async def all_reach(nodes: Sequence[VoterMetadata], index: int) -> None:

@@ -9,7 +9,7 @@ from raftq.client.wire.batch import encode, stamp
 from raftq.client.wire.errors import ConfigError, CorruptBatch, NotLeader, RequestTimeout
 from raftq.client.wire.messages import ProduceReply
 from raftq.node.conversations import Throttle
-from raftq.node.identity import Identity, lost_tail, remember
+from raftq.node.identity import Identity, remember, what_was_lost
 from raftq.node.pending import Pending
 from raftq.node.tail import Tail
 from raftq.node.walk import below, end_of_batches
@@ -114,26 +114,28 @@ def disk_with(identity: Identity | None, clean: bool = False) -> SimDisk:
 
 
 def test_a_killed_process_has_lost_nothing() -> None:
-    assert not lost_tail(disk_with(ME), "/data", ME)
+    assert what_was_lost(disk_with(ME), "/data", ME) == "nothing"
 
 
 def test_a_machine_that_went_down_may_have_lost_its_tail() -> None:
-    assert lost_tail(disk_with(ME), "/data", Identity(1, "c", "boot-b"))
-    assert lost_tail(disk_with(Identity(1, "c", "")), "/data", Identity(1, "c", ""))
+    assert what_was_lost(disk_with(ME), "/data", Identity(1, "c", "boot-b")) == "tail"
+    assert what_was_lost(disk_with(Identity(1, "c", "")), "/data", Identity(1, "c", "")) == "tail"
 
 
 def test_a_clean_stop_vouches_for_everything_across_boots() -> None:
-    assert not lost_tail(disk_with(ME, clean=True), "/data", Identity(1, "c", "boot-b"))
+    assert (
+        what_was_lost(disk_with(ME, clean=True), "/data", Identity(1, "c", "boot-b")) == "nothing"
+    )
 
 
 def test_an_empty_directory_has_lost_everything() -> None:
-    assert lost_tail(disk_with(None), "/data", ME)
+    assert what_was_lost(disk_with(None), "/data", ME) == "everything"
 
 
 @pytest.mark.parametrize("other", [Identity(2, "c", "boot-a"), Identity(1, "d", "boot-a")])
 def test_a_directory_of_another_node_or_cluster_is_refused(other: Identity) -> None:
     with pytest.raises(ConfigError, match="belongs to"):
-        lost_tail(disk_with(other), "/data", ME)
+        what_was_lost(disk_with(other), "/data", ME)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 99}', b"\xff"])
@@ -141,4 +143,4 @@ def test_an_unreadable_identity_is_a_clear_error(content: bytes) -> None:
     disk = disk_with(ME)
     disk.write_file_atomic("/data/node.json", content)
     with pytest.raises(ConfigError, match=r"node\.json"):
-        lost_tail(disk, "/data", ME)
+        what_was_lost(disk, "/data", ME)

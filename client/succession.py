@@ -1,0 +1,30 @@
+"""A topic was deleted, and perhaps another one has its name: where its batches go now. (Pure.)
+
+A batch that was certainly not written may go to the new topic as long as that keeps what its
+records asked for: a partition by its number wants the same number, a key wants the partition that
+the key chooses, the others go anywhere. Those of a batch cannot be parted any more, so records with
+keys move only if there are as many partitions as before. What cannot move has failed.
+"""
+
+from raftq.client.outbox import Batch, Outbox, Topic
+from raftq.client.wire.errors import RaftqError, UnknownPartition, UnknownTopic
+
+
+def successor(batch: Batch, old: Topic, new: Topic) -> Outbox | None:
+    """The outbox of the new topic for a batch of the old one, if there is one."""
+    partition = batch.outbox.partition
+    if batch.by_key and len(old.outboxes) != len(new.outboxes):
+        return None
+    if not batch.by_key and not batch.by_number:
+        return new.choose()
+    return new.outboxes[partition] if partition < len(new.outboxes) else None
+
+
+def why_gone(outbox: Outbox, old: Topic, new: Topic | None) -> RaftqError:
+    """What to tell about batches that stay behind."""
+    if new is None:
+        return UnknownTopic(f"no topic is named {old.name!r}")
+    return UnknownPartition(
+        f"topic {old.name!r} was deleted and created again with {len(new.outboxes)} partitions; "
+        f"this was for partition {outbox.partition} of {len(old.outboxes)}"
+    )
