@@ -166,7 +166,7 @@ class Admin(Client):
                 await self._routes.refresh()
                 return
             except RaftqError:
-                if self._loop.time() - began >= self.options.bootstrap_ms / 1000:
+                if self._ended or self._loop.time() - began >= self.options.bootstrap_ms / 1000:
                     raise
                 await pause(self.options.retry_backoff_ms_max / 1000)
 

@@ -2,7 +2,8 @@
 
     new ──start──> started ──close──> closed
 
-`start` does no I/O, so it can be left to the first call; `close` may be called twice.
+`start` does no I/O, so it can be left to the first call; `close` may be called twice, and one that
+is cancelled still ends everything, only nobody waits for it.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ class Client:
         self._pool: Pool
         self._routes: Routes
         self._loop: asyncio.AbstractEventLoop
+        self._ending: asyncio.Task[None] | None = None
 
     async def start(self) -> Self:
         self._ensure_started()
@@ -50,12 +52,22 @@ class Client:
         """What a kind of client adds to starting."""
 
     async def _end(self) -> None:
-        if self._started and not self._ended:
-            self._ended = True
-            self._routes.stop()
-            await self._tasks.close()
-            await self._pool.close()
         self._ended = True
+        if not self._started or self._loop.is_closed():
+            return  # with the loop went everything that it held
+        if self._ending is None:
+            # At once, as the loop may not have another turn.
+            self._routes.stop()
+            self._tasks.cancel()
+            self._pool.refuse()
+            self._ending = self._loop.create_task(self._end_all())
+        await asyncio.shield(self._ending)
+
+    async def _end_all(self) -> None:
+        try:
+            await self._tasks.close()
+        finally:
+            await self._pool.close()
 
     async def close(self) -> None:
         await self._end()

@@ -159,6 +159,10 @@ class Producer(_Blocking):
         if not accumulator.wait_for_room(size, client.options.max_block_ms / 1000):
             raise client.no_room()
 
+    def expect(self, topic: str, partitions: int) -> None:
+        """Somebody knows that the topic has so many partitions: use all of them from now on."""
+        self._call(self._client.expect(topic, partitions))
+
     def flush(self, timeout: float | None = None) -> None:
         """Send everything now and wait until all of it is settled."""
         self._call(self._client.flush(timeout))

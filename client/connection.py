@@ -273,11 +273,15 @@ class Connection(asyncio.BufferedProtocol):
 
     async def close(self) -> None:
         """End the connection. Requests that are still open end with ConnectionLost."""
-        self._lose("the connection was closed by its owner")
+        self.end()
         done, _ = await asyncio.wait((self._ended,), timeout=CLOSE_S_MAX)
         if not done:
             _abort(self)
             await self._ended
+
+    def end(self) -> None:
+        """As `close`, without waiting until the socket is closed."""
+        self._lose("the connection was closed by its owner")
 
     def _next_id(self) -> int:
         one = self._last_id

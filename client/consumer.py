@@ -134,9 +134,11 @@ class Consumer(Client):
     async def close(self) -> None:
         if self._started and not self._ended:
             self._fetcher.stop()
-        await self._end()
-        if self._started:
-            self._positions.notify()
+        try:
+            await self._end()
+        finally:
+            if self._started and not self._loop.is_closed():
+                self._positions.notify()
 
     async def _poll(self, take: Callable[[], list[T]], timeout_s: float) -> list[T]:
         self._ensure_started()

@@ -115,7 +115,7 @@ class ProducerOptions(ClientOptions):
     linger_ms: int = 5
     """For how long a batch waits for more records. 0: a record is sent at once when nothing of its
     partition is in flight, and rides the next batch otherwise."""
-    batch_bytes: int = 256 * 1024
+    batch_bytes: int = 512 * 1024
     """A batch of this size is closed. A single record may be bigger: it then travels alone."""
     batch_records: int = 4_000
     buffer_bytes: int = 64 * 1024 * 1024

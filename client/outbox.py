@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from raftq.client.results import Appended, Outcome
-from raftq.client.retry import again
+from raftq.client.retry import again, out_of_time
 from raftq.client.wire.errors import RaftqError
 from raftq.client.wire.layout import LANE_COUNT
 from raftq.client.wire.record import Headers
@@ -137,6 +137,15 @@ class Outbox:
         self.node: int | None = None  # where the window was sent
         self.doubts = 0  # refusals that another topic of the same name would explain
         self.retired: RaftqError | None = None  # the topic is gone: nothing more is sent
+
+
+def too_late(batch: Batch, timeout_ms: int) -> RaftqError:
+    """The end of a batch whose time is spent."""
+    count = batch.count or len(batch.values)
+    outbox = batch.outbox
+    where = f"{outbox.topic}/{outbox.partition}"
+    what = f"{count} records for {where} were not acknowledged in {timeout_ms} ms"
+    return out_of_time(what, outbox.last_error).with_outcome("failed")
 
 
 class Topic:

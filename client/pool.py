@@ -58,7 +58,11 @@ class Pool:
 
     async def _connect(self, address: Address) -> None:
         try:
-            self._open[address] = await Connection.open(*address, self._options, self._tls)
+            connection = await Connection.open(*address, self._options, self._tls)
+            if self._closed:
+                await connection.close()
+                return
+            self._open[address] = connection
             self._failed.pop(address, None)
         except RaftqError as error:
             self._failed[address] = error
@@ -66,8 +70,14 @@ class Pool:
             for one in self._waiting.pop(address):
                 finish(one)
 
-    async def close(self) -> None:
+    def refuse(self) -> None:
+        """Give out no connection any more, and end those that are there."""
         self._closed = True
+        for connection in self._open.values():
+            connection.end()
+
+    async def close(self) -> None:
+        self.refuse()
         connections, self._open = self._open, {}
         for connection in connections.values():
             await connection.close()

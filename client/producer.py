@@ -109,6 +109,16 @@ class Producer(Client):
         await let_others_run()
         return deliveries
 
+    async def expect(self, topic: str, partitions: int) -> None:
+        """Somebody knows that the topic has so many partitions: ask for its routes if fewer are
+        known, so that keys choose among all of them from now on."""
+        self._ensure_started()
+        if partitions and self._accumulator.lacks(topic, partitions - 1):
+            if topic in self._accumulator.topics:
+                await self._routes.refresh()
+            else:
+                await self.make_room(topic)
+
     async def flush(
         self,
         timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking form
@@ -127,7 +137,7 @@ class Producer(Client):
         timeout: float | None = CLOSE_S_DEFAULT,  # noqa: ASYNC109
     ) -> None:
         """Flush, then end. What is not settled in time fails with QueueClosed."""
-        if not self._started or self._ended:
+        if not self._started or self._ended or self._loop.is_closed():
             await self._end()
             return
         if self._closing is not None:
@@ -140,8 +150,10 @@ class Producer(Client):
         finally:
             self._sender.fail_all(QueueClosed("the producer was closed before the acknowledgement"))
             self._sender.stop()
-            await self._end()
-            self._closing.set_result(None)
+            try:
+                await self._end()
+            finally:
+                self._closing.set_result(None)
         self._raise_unclaimed()
 
     async def __aexit__(

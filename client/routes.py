@@ -16,7 +16,13 @@ from raftq.client.options import Address, ClientOptions, show
 from raftq.client.pool import Pool
 from raftq.client.retry import again
 from raftq.client.tasks import Tasks, pause
-from raftq.client.wire.errors import ConnectFailed, NotLeader, RaftqError, UnknownTopic
+from raftq.client.wire.errors import (
+    ConnectFailed,
+    NotLeader,
+    QueueClosed,
+    RaftqError,
+    UnknownTopic,
+)
 from raftq.client.wire.messages import (
     Metadata,
     MetadataReply,
@@ -52,6 +58,7 @@ class Routes:
         self._silent: dict[Address, None] = {}  # did not answer when last asked
         self._timer: asyncio.TimerHandle | None = None
         self._problem: RaftqError | None = None
+        self._stopped = False
 
     # What is known.
 
@@ -106,7 +113,10 @@ class Routes:
 
     async def refresh(self) -> None:
         """Ask again and wait for the answer. Raises when nobody answers."""
-        await asyncio.shield(self.request_refresh())
+        if not self._stopped:
+            await asyncio.wait((self.request_refresh(),))
+        if self._stopped:
+            raise QueueClosed("the client was closed meanwhile")
         if self._problem is not None:
             raise again(self._problem)
 
@@ -123,7 +133,7 @@ class Routes:
             try:
                 await self.refresh()
             except RaftqError:
-                if loop.time() - began >= self._options.bootstrap_ms / 1000:
+                if self._stopped or loop.time() - began >= self._options.bootstrap_ms / 1000:
                     raise
                 await pause(self._options.retry_backoff_ms_max / 1000)
                 continue
@@ -163,6 +173,7 @@ class Routes:
         self._timer = loop.call_later(self._options.refresh_ms / 1000, self._ring)
 
     def stop(self) -> None:
+        self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

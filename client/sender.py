@@ -13,7 +13,8 @@ A batch that is given up leaves a gap in the sequence. Of those sent after it, o
 attempt can have been written gets new numbers; another is sent again, and either turns out to be
 written or is refused as out of order: then its outcome is unknown. When the window is empty the
 partition goes on under a producer id of its own, beginning at 0: nothing that is still on its way
-under the old one can be taken for the new.
+under the old one can be taken for the new. So it is when a topic is deleted and created again; what
+becomes of the batches of the old one says succession.py.
 """
 
 import asyncio
@@ -26,9 +27,9 @@ from raftq.client.connection import Connection
 from raftq.client.identity import Identities
 from raftq.client.numbering import number
 from raftq.client.options import Address, ProducerOptions
-from raftq.client.outbox import Batch, Outbox, Topic
+from raftq.client.outbox import Batch, Outbox, Topic, too_late
 from raftq.client.pool import Pool
-from raftq.client.retry import again, out_of_time
+from raftq.client.retry import again
 from raftq.client.routes import Routes
 from raftq.client.succession import successor, why_gone
 from raftq.client.tasks import Tasks
@@ -65,7 +66,7 @@ class Sender:
         self._window_max = options.in_flight_max
         if not options.sequenced and options.acks != "none":
             self._window_max = 1
-        self._seen: dict[Batch, None] = {}  # in flight when the stall timer last rang
+        self._seen: dict[Batch, None] = {}  # in flight at the last stall
         self.failed: list[Batch] = []  # nobody has asked about these yet
         routes.watch(self._routes_changed)
 
@@ -192,7 +193,7 @@ class Sender:
         options = self._options
         left_s = batch.deadline - self._loop.time()
         if left_s <= 0:
-            self._give_up(outbox, batch, self._too_late(outbox, batch))
+            self._give_up(outbox, batch, too_late(batch, self._options.delivery_timeout_ms))
             return
         timeout_s = min(left_s, options.request_ms / 1000)
         batch.turn += 1
@@ -234,14 +235,15 @@ class Sender:
         outbox.last_error = error
         if outbox.retired is not None:
             self._leave_window(outbox, batch)
-            self._end(batch, error if self._is_final(error) else outbox.retired)
+            explained = self._is_final(error) and not isinstance(error, OutOfOrderSequence)
+            self._end(batch, error if explained else outbox.retired)
             return
         if isinstance(error, OutOfOrderSequence):
             self._out_of_order(outbox, batch, error)
         elif self._is_final(error):
             self._give_up(outbox, batch, error)
         elif self._loop.time() >= batch.deadline:
-            self._give_up(outbox, batch, self._too_late(outbox, batch))
+            self._give_up(outbox, batch, too_late(batch, self._options.delivery_timeout_ms))
         else:
             batch.waits = True
         if outbox.gap:
@@ -285,14 +287,6 @@ class Sender:
         if not error.retriable:
             return True
         return error.outcome == "unknown" and not self._options.sequenced
-
-    def _too_late(self, outbox: Outbox, batch: Batch) -> RaftqError:
-        count = batch.count or len(batch.values)
-        what = (
-            f"{count} records for {outbox.topic}/{outbox.partition} were not acknowledged in "
-            f"{self._options.delivery_timeout_ms} ms"
-        )
-        return out_of_time(what, outbox.last_error).with_outcome("failed")
 
     def _give_up(self, outbox: Outbox, batch: Batch, error: RaftqError) -> None:
         self._leave_window(outbox, batch)
@@ -461,17 +455,14 @@ class Sender:
             batch = ages.popleft()
             if not batch.done:
                 outbox = batch.outbox
-                error = self._too_late(outbox, batch)
+                error = too_late(batch, self._options.delivery_timeout_ms)
                 self._remove(batch)
                 self._end(batch, error)
-                self._after_expiry(outbox)
+                if outbox.gap:
+                    self._return_unwritten(outbox)
+                self.pump(outbox)
         if ages:
             self._arm("ages", ages[0].deadline + EXPIRE_S, self._expire)
-
-    def _after_expiry(self, outbox: Outbox) -> None:
-        if outbox.gap:
-            self._return_unwritten(outbox)
-        self.pump(outbox)
 
     def _remove(self, batch: Batch) -> None:
         """Take a batch out of wherever it waits."""

@@ -2,8 +2,8 @@
 
 A client may be started by one task and closed by another, which a TaskGroup does not allow, and one
 failed connection must not end the others. So each client owns its tasks by name: `spawn` starts
-one, `close` cancels them all and waits for them. An error that a task was not written to handle is
-logged, never lost.
+one, `close` cancels them all and waits for them; those that come later are cancelled at once. An
+error that a task was not written to handle is logged, never lost.
 """
 
 import asyncio
@@ -21,15 +21,25 @@ class Tasks:
     def __init__(self, owner: str) -> None:
         self._owner = owner
         self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._closed = False
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
+        if self._closed:
+            task.cancel()
         return task
+
+    def cancel(self) -> None:
+        """Cancel what runs, and whatever will."""
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
 
     async def close(self) -> None:
         """Cancel what still runs and wait for its end."""
+        self._closed = True
         current = asyncio.current_task()
         while left := [task for task in self._tasks if task is not current]:
             for task in left:

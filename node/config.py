@@ -70,7 +70,7 @@ class StorageConfig:
 
     fsync_interval_ms: int = 1_000
     """Between two syncs of topics with fsync `interval`: what a power cut can cost a replica."""
-    page_cache_bytes: int | None = 256 * MIB
+    page_cache_bytes: int | None = 64 * MIB
     """Of freshly written data per log in the kernel's page cache; None leaves it to the kernel."""
     write_behind_bytes: int = 8 * MIB
     """Ask the kernel to start writing after this many bytes, so that a sync finds little to do."""
@@ -92,7 +92,7 @@ class ReplicationConfig:
     lag_ms: int = 3_000
     """A follower that has not caught up for this long leaves the isr. Too low: a pause of the
     process costs a shrink and an expansion. Too high: acks=all waits that long for a dead one."""
-    fetch_bytes_max: int = MIB
+    fetch_bytes_max: int = 4 * MIB
     """Of one fetch of one follower connection; a single larger batch goes alone."""
     wait_ms: int = 500
     """For how long a leader holds a fetch that finds nothing new."""

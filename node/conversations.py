@@ -40,6 +40,7 @@ Key = tuple[int, int]
 Find = Callable[[Key], Partition | None]
 Answer = tuple[ReplicateReply, Sequence[Buffer]]
 ITEMS_PER_REPLY = 1000
+AT_ONCE_BYTES = 64 * 1024
 
 
 class Throttle:
@@ -87,7 +88,9 @@ class Conversation:
 
     # Requests
 
-    def handle(self, message: Replicate) -> "Answer | asyncio.Future[Answer]":
+    def handle(self, message: Replicate) -> "asyncio.Future[Answer]":
+        """Always a future: replies have to leave in the order of their requests, and one that was
+        parked until now leaves only when the loop comes to it."""
         if message.number != self.number + 1:
             raise RemoteProtocolError(f"request {message.number} after {self.number}")
         self.number = message.number
@@ -101,11 +104,13 @@ class Conversation:
             self._take_progress(progress)
         self._bytes_max = message.bytes_max
         answer = self._collect()
+        future: asyncio.Future[Answer] = self._loop.create_future()
         if answer is not None:
-            return answer
-        self._parked = self._loop.create_future()
+            future.set_result(answer)
+            return future
+        self._parked = future
         self._timer = self._loop.call_later(message.wait_ms / 1000, self._answer)
-        return self._parked
+        return future
 
     def _subscribe(self, wanted: Subscription) -> None:
         key = (wanted.topic_id, wanted.partition)
@@ -171,10 +176,15 @@ class Conversation:
 
     # What partitions tell
 
-    def grown(self, partition: Partition) -> None:
+    def grown(self, partition: Partition, size: int) -> None:
+        """A big batch goes out at once: the follower deals with it while the next one is read.
+        Small ones wait until whatever happens now has happened, and go together."""
         place = partition.place
         self._grown[place.topic_id, place.number] = partition
-        self._wake()
+        if size >= AT_ONCE_BYTES and self._parked is not None:
+            self._answer_soon()
+        else:
+            self._wake()
 
     def readable(self, partition: Partition) -> None:
         """Not worth a reply of its own: it rides with the next one."""
@@ -322,9 +332,7 @@ class Conversations:
         self._by_session: dict[Any, Conversation] = {}
         self._by_node: dict[int, Any] = {}
 
-    def handle(
-        self, message: Replicate, raw: memoryview, session: Any
-    ) -> "Answer | asyncio.Future[Answer]":
+    def handle(self, message: Replicate, raw: memoryview, session: Any) -> "asyncio.Future[Answer]":
         """The handler of Replicate requests."""
         if message.number == 0:
             self._begin(message, session)

@@ -39,7 +39,7 @@ class ClientGateway:
 
     def __init__(self, facts: NodeFacts) -> None:
         self._facts = facts
-        self._producer: _SharedProducer | None = None
+        self._producer: Producer | None = None
         self._reader: PageReader | None = None
         self._admin: Admin | None = None
 
@@ -49,7 +49,7 @@ class ClientGateway:
     async def publish(self, topic: TopicState, records: Outgoing) -> list[Outcome]:
         producer = self._producer
         if producer is None:
-            producer = self._producer = _SharedProducer(
+            producer = self._producer = Producer(
                 self._bootstrap(),
                 name=CLIENT_NAME,
                 linger_ms=0,
@@ -57,7 +57,10 @@ class ClientGateway:
                 delivery_timeout_ms=PUBLISH_MS,
                 max_block_ms=BLOCK_MS,
             )
-        await producer.catch_up(topic)
+        try:
+            await producer.expect(topic.name, len(topic.partitions))
+        except RaftqError as error:
+            return [error] * len(records.values)
         return await _settled(await _sent(producer, topic.name, records))
 
     async def read(
@@ -107,28 +110,6 @@ class ClientGateway:
             await reader.close()
         if admin is not None:
             await admin.close()
-
-
-class _SharedProducer(Producer):
-    """A producer that is told what the node's metadata knows before the routes do."""
-
-    _ids: dict[str, int]
-
-    def _on_start(self) -> None:
-        super()._on_start()
-        self._ids = {}
-
-    async def catch_up(self, topic: TopicState) -> None:
-        self._ensure_started()
-        name, topic_id = topic.name, topic.topic_id
-        if self._ids.setdefault(name, topic_id) < topic_id:
-            # Another topic has taken over the name: with its own partitions, and sequences from 0.
-            self._accumulator.forget(name)
-            self._routes.unwant(name)
-            self._ids[name] = topic_id
-        known = self._accumulator.topics.get(name)
-        if known is not None and len(known.outboxes) < len(topic.partitions):
-            await self._routes.refresh()
 
 
 async def _sent(producer: Producer, topic: str, records: Outgoing) -> list[Delivery | RaftqError]:

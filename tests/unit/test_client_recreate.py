@@ -400,3 +400,18 @@ def test_a_consumer_of_a_partition_that_is_not_made_again_learns_of_it() -> None
                 await read(consumer, 1)
 
     simulate(main())
+
+
+def test_whoever_knows_of_new_partitions_can_say_so() -> None:
+    async def main() -> None:
+        async with fake_cluster() as cluster, Producer(cluster.bootstrap) as producer:
+            cluster.add_topic("t", 1)
+            await producer.expect("t", 1)
+            more = cluster.add_topic("t", 4)
+            cluster.ids["t"] = 1
+            await producer.expect("t", 4)
+            key = next(key for key in (b"%d" % n for n in range(99)) if hash_of(key) % 4 == 3)
+            await (await producer.send("t", b"x", key=key))
+            assert more[3].values() == [b"x"]
+
+    simulate(main())

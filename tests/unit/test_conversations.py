@@ -1,0 +1,172 @@
+"""The leader's side of a conversation with one follower, over a partition with a real log."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from simdisk import SimDisk
+
+from raftq.client.wire.batch import encode
+from raftq.client.wire.errors import FencedEpoch, RemoteProtocolError
+from raftq.client.wire.messages import Produce
+from raftq.client.wire.node_messages import Progress, Replicate, Subscription
+from raftq.cluster.topic_config import topic_config
+from raftq.node.conversations import Conversation, Conversations, Throttle
+from raftq.node.partition import Partition, Place, known_producers
+from raftq.node.replica import Decided, Replica
+from raftq.node.storage.config import LogConfig
+from raftq.node.storage.log import Log
+from raftq.node.storage.syncer import LoopSyncer
+
+BIG, SMALL = b"x" * 100_000, b"x"
+ALIVE = {1: 11, 2: 22}
+
+
+class World:
+    """A leader (node 1) of one partition with one follower (node 2), and their conversation."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.syncer = LoopSyncer(self.loop)
+        disk = SimDisk()
+        disk.make_directory("/p")
+        log = Log.open(disk, "/p/data", LogConfig(), 0)
+        replica = Replica(1, 3.0, lambda node: True)
+        place = Place("t", 7, 0, "/p")
+        self.partition = Partition(place, log, known_producers(log, "/p"), replica, self)
+        self.partition.configure(topic_config({"min_insync": 2}, 2))
+        self.partition.decide(Decided(1, 1, 1, (1, 2), (1, 2), 2), 1)
+        self.conversation = Conversation(
+            self.loop, (2, 22), {(7, 0): self.partition}.get, Throttle(1 << 30)
+        )
+        self.number = 0
+
+    def touched(self, partition: Partition) -> None: ...
+    def reached(self, partition: Partition) -> None: ...
+    def damaged(self, partition: Partition, error: BaseException) -> None: ...
+    def failed(self, partition: Partition, error: BaseException) -> None:
+        raise error
+
+    def ask(self, **fields: object) -> "asyncio.Future[object]":
+        request = Replicate(2, 22, self.number, wait_ms=10_000, **fields)  # type: ignore[arg-type]
+        self.number += 1
+        return self.conversation.handle(request)
+
+    def subscribe(self, end: int = 0) -> "asyncio.Future[object]":
+        return self.ask(subscribe=(Subscription(7, 0, 1, 0, end),))
+
+    def produce(self, value: bytes) -> object:
+        return self.partition.produce(Produce("t", 0), memoryview(encode([value])))
+
+
+def run(scenario: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await scenario(World())
+
+    asyncio.run(main())
+
+
+def length(future: "asyncio.Future[object]") -> int:
+    reply, buffers = future.result()  # type: ignore[misc]
+    assert sum(map(len, buffers)) == sum(one.length for one in reply.partitions)
+    return len(buffers)
+
+
+def test_replies_leave_in_the_order_of_their_requests() -> None:
+    """The parked request is answered when the next one comes, and that one at once: a handler that
+    answered the second directly would overtake the first, whose answer waits for the loop."""
+
+    async def scenario(world: World) -> None:
+        left: list[int] = []
+        first = world.subscribe()
+        first.add_done_callback(lambda done: left.append(1))
+        world.produce(SMALL)
+        assert not first.done(), "small batches are collected until the loop turns"
+        second = world.ask()
+        second.add_done_callback(lambda done: left.append(2))
+        world.produce(BIG)
+        third = world.ask()
+        assert isinstance(third, asyncio.Future)
+        third.add_done_callback(lambda done: left.append(3))
+        await asyncio.wait((first, second))
+        world.conversation.close()
+        await asyncio.wait((third,))
+        assert left == [1, 2, 3]
+        assert (length(first), length(second)) == (1, 1)
+
+    run(scenario)
+
+
+def test_a_big_batch_is_handed_over_at_once_and_small_ones_together() -> None:
+    async def scenario(world: World) -> None:
+        first = world.subscribe()
+        world.produce(BIG)
+        assert first.done()
+        second = world.ask()
+        world.produce(SMALL)
+        world.produce(SMALL)
+        assert not second.done()
+        assert length(await asyncio.wait_for(asyncio.shield(second), 5) and second) == 2
+
+    run(scenario)
+
+
+def test_what_a_follower_has_makes_records_readable_and_answers_the_producer() -> None:
+    async def scenario(world: World) -> None:
+        world.subscribe()
+        answer = world.produce(BIG)
+        assert isinstance(answer, asyncio.Future)
+        assert not answer.done()
+        world.ask(progress=(Progress(7, 0, 1, 1),))
+        assert (await answer).base_offsets == (0,)
+        assert world.partition.replica.high_watermark == 1
+
+    run(scenario)
+
+
+def test_a_follower_cannot_claim_what_it_was_not_handed() -> None:
+    async def scenario(world: World) -> None:
+        world.subscribe()
+        with pytest.raises(RemoteProtocolError, match="was handed"):
+            world.ask(progress=(Progress(7, 0, 1, 1),))
+
+    run(scenario)
+
+
+def test_a_request_out_of_its_turn_is_refused() -> None:
+    async def scenario(world: World) -> None:
+        world.subscribe()
+        world.number = 5
+        with pytest.raises(RemoteProtocolError, match="request 5 after 0"):
+            world.ask()
+
+    run(scenario)
+
+
+def test_only_the_incarnation_that_the_metadata_knows_may_begin() -> None:
+    async def scenario(world: World) -> None:
+        everyone = Conversations(world.loop, lambda key: world.partition, ALIVE.get, 1 << 30)
+        with pytest.raises(FencedEpoch):
+            everyone.handle(Replicate(2, 23, 0), memoryview(b""), "session")
+        everyone.handle(Replicate(2, 22, 0), memoryview(b""), "session")
+        everyone.session_ended("session")
+        with pytest.raises(FencedEpoch):
+            everyone.handle(Replicate(2, 22, 1), memoryview(b""), "session")
+
+    run(scenario)
+
+
+def test_a_follower_of_an_older_epoch_is_refused_and_one_with_another_history_is_cut() -> None:
+    async def scenario(world: World) -> None:
+        world.produce(SMALL)
+        old = await world.ask(subscribe=(Subscription(7, 0, 0, 0, 0),))
+        other = await world.ask(subscribe=(Subscription(7, 0, 1, 0, 5, (0, 0)),))
+        unknown = await world.ask(subscribe=(Subscription(9, 0, 1, 0, 0),))
+        said = [reply.partitions[0] for reply, _ in (old, other, unknown)]  # type: ignore[misc]
+        assert [(one.verb, one.error, one.offset) for one in said] == [
+            ("refuse", "fenced_epoch", 0),
+            ("truncate", "", 0),
+            ("refuse", "unknown_partition", 0),
+        ]
+
+    run(scenario)
