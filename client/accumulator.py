@@ -19,7 +19,7 @@ import asyncio
 import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import mmh3
@@ -325,6 +325,23 @@ class Accumulator:
             return list(self.unsettled)
 
 
+def _ends(values: Sequence[bytes], keys: Sequence[bytes | None] | None) -> Sequence[int]:
+    """Where the records end when they are laid side by side, from 0 on."""
+    lengths = list(map(len, values))
+    if keys is not None:
+        sizes = [
+            size + RECORD_BYTES + (0 if key is None else len(key))
+            for size, key in zip(lengths, keys, strict=True)
+        ]
+    elif lengths and lengths.count(lengths[0]) == len(lengths):
+        # Records of one size are common where there are many of them.
+        step = lengths[0] + RECORD_BYTES
+        return range(0, step * len(lengths) + 1, step)
+    else:
+        sizes = [size + RECORD_BYTES for size in lengths]
+    return list(accumulate(sizes, initial=0))
+
+
 class Rows:
     """The values (and keys) of one `send_many` on their way to one choice of partition."""
 
@@ -342,13 +359,7 @@ class Rows:
         self.keys = keys
         self.count = len(values)
         self.positions: Sequence[int] = range(self.count) if positions is None else positions
-        sizes: Iterable[int] = map(RECORD_BYTES.__add__, map(len, values))
-        if keys is not None:
-            sizes = [
-                size + (0 if key is None else len(key))
-                for size, key in zip(sizes, keys, strict=True)
-            ]
-        self.ends = list(accumulate(sizes, initial=0))
+        self.ends = _ends(values, keys)
         self.at = 0
 
     def next_size(self) -> int:

@@ -7,7 +7,7 @@ once per batch, when somebody asks for what is in it.
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from itertools import repeat
 from types import MappingProxyType
@@ -82,6 +82,13 @@ def _arrow() -> tuple[Any, Callable[[Batch], Any], Any]:
     return pa, home.to_arrow, pa.schema([topic, partition, *home.SCHEMA])
 
 
+@lru_cache(maxsize=64)
+def _name(topic: str) -> Any:
+    """A column of one name; `pa.array` looks for pandas each time, which takes longer than all the
+    rest where there is none."""
+    return _arrow()[0].array([topic])
+
+
 def to_table(batches: list[Fetched]) -> Any:
     """One `pyarrow.Table` of all of them: topic, partition, then the columns of wire/arrow.py."""
     pa, to_arrow, schema = _arrow()
@@ -95,7 +102,7 @@ def to_table(batches: list[Fetched]) -> Any:
         columns = columns.slice(skip) if skip else columns
         count = columns.num_rows
         zeros = pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(bytes(count))])
-        names = pa.DictionaryArray.from_arrays(zeros, pa.array([topic]))
+        names = pa.DictionaryArray.from_arrays(zeros, _name(topic))
         number = partition.to_bytes(4, "little") * count
         numbers = pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(number)])
         parts.append(pa.RecordBatch.from_arrays([names, numbers, *columns.columns], schema=schema))

@@ -40,7 +40,6 @@ Key = tuple[int, int]
 Find = Callable[[Key], Partition | None]
 Answer = tuple[ReplicateReply, Sequence[Buffer]]
 ITEMS_PER_REPLY = 1000
-AT_ONCE_BYTES = 64 * 1024
 
 
 class Throttle:
@@ -82,7 +81,6 @@ class Conversation:
         self._parked: asyncio.Future[Answer] | None = None
         self._bytes_max = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._soon = False
         self.number = -1
         self.closed = False
 
@@ -176,15 +174,13 @@ class Conversation:
 
     # What partitions tell
 
-    def grown(self, partition: Partition, size: int) -> None:
-        """A big batch goes out at once: the follower deals with it while the next one is read.
-        Small ones wait until whatever happens now has happened, and go together."""
+    def grown(self, partition: Partition) -> None:
+        """Handed over at once to a follower that waits: it deals with this batch while the next one
+        is read. What comes meanwhile goes together with its next request."""
         place = partition.place
         self._grown[place.topic_id, place.number] = partition
-        if size >= AT_ONCE_BYTES and self._parked is not None:
-            self._answer_soon()
-        else:
-            self._wake()
+        if self._parked is not None:
+            self._answer_parked()
 
     def readable(self, partition: Partition) -> None:
         """Not worth a reply of its own: it rides with the next one."""
@@ -197,20 +193,13 @@ class Conversation:
         epoch = partition.replica.epoch
         self._forget(key)
         self._refuse(key, epoch, NotLeader.code)
-        self._wake()
-
-    def _wake(self) -> None:
-        """Answer the parked request once whatever happens now has happened."""
-        if self._parked is not None and not self._soon:
-            self._soon = True
-            self._loop.call_soon(self._answer_soon)
-
-    def _answer_soon(self) -> None:
-        self._soon = False
         if self._parked is not None:
-            answer = self._collect()
-            if answer is not None:
-                self._reply(answer)
+            self._answer_parked()
+
+    def _answer_parked(self) -> None:
+        answer = self._collect()
+        if answer is not None:
+            self._reply(answer)
 
     def _answer(self) -> None:
         """The wait is over: say what there is, be it nothing."""
@@ -301,7 +290,8 @@ class Conversation:
         partition = self._subscribed.get(key)
         if partition is not None and not self.closed:
             self._grown[key] = partition
-            self._wake()
+            if self._parked is not None:
+                self._answer_parked()
 
     def close(self) -> None:
         """The connection is gone, or the follower begins anew."""

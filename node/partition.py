@@ -80,7 +80,7 @@ class Home(Protocol):
 class Listener(Protocol):
     """A follower's conversation, told about the partitions it subscribed to."""
 
-    def grown(self, partition: "Partition", size: int) -> None: ...
+    def grown(self, partition: "Partition") -> None: ...
     def readable(self, partition: "Partition") -> None: ...
     def ended(self, partition: "Partition") -> None: ...
 
@@ -284,7 +284,7 @@ class Partition:
         counts.append_s += now - began
         moved = self.replica.appended(before, self.own_end, now)
         for listener in self.listeners:
-            listener.grown(self, size)
+            listener.grown(self)
         if self._syncs:
             self._flush()
         if moved:
