@@ -187,11 +187,7 @@ class Fetcher:
             for part, turn in zip(parts, turns, strict=True):
                 if part.turn == turn:
                     self._failed(part, problem)
-        # The next fetch leaves before anybody decodes what this one has brought: so the node works
-        # meanwhile. It is a task that begins at the loop's next turn, and so comes the news.
-        self._pump()
-        if problem is None and not self._stopped:
-            self._loop.call_soon(self._positions.notify)
+        self.wake()
 
     def _has_room(self, part: Assigned) -> bool:
         options, positions = self._options, self._positions

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from raftq import aio
-from raftq.client.admin import TopicDescription
+from raftq.client.results import TopicDescription
 from raftq.client.wire.errors import RaftqError
 from raftq.node.demo.checks import Check
 from raftq.node.demo.cluster_writer import (
