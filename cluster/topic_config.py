@@ -7,9 +7,8 @@
     retention_bytes  -1                   the oldest segments go above this size; -1: never
     segment_bytes    64 MiB               size at which a log begins a new file
     fsync            "interval"           "none", "interval" or "always": when a write is durable
-    cleanup          "delete"             "delete" by retention, or "compact" to the last per key
+    cleanup          "delete"             by retention; compaction by key is not offered here yet
     value_bytes_max  1 MiB                largest value of a record, at most 16 MiB
-    message_ttl_ms   -1                   records expire after this long; -1: never
 
 Overrides are plain values by name, as they stand in commands and on the wire; None means the
 default. Every problem of a set of overrides is reported in one InvalidArgument.
@@ -36,11 +35,10 @@ _NUMBERS: dict[str, tuple[int, int, int, bool]] = {
     "retention_bytes": (UNLIMITED, 1, NUMBER_MAX, True),
     "segment_bytes": (64 * MIB, 4096, 1 << 31, False),
     "value_bytes_max": (MIB, 1, 16 * MIB, False),
-    "message_ttl_ms": (UNLIMITED, 1, NUMBER_MAX, True),
 }
 _CHOICES: dict[str, tuple[str, ...]] = {  # the first is the default
     "fsync": ("interval", "none", "always"),
-    "cleanup": ("delete", "compact"),
+    "cleanup": ("delete",),
 }
 SETTINGS = (*_NUMBERS, *_CHOICES)
 
@@ -56,7 +54,6 @@ class TopicConfig:
     fsync: str
     cleanup: str
     value_bytes_max: int
-    message_ttl_ms: int | None
     overrides: Mapping[str, Detail] = field(default_factory=dict, hash=False)
 
     def settings(self) -> dict[str, Detail]:
@@ -128,7 +125,6 @@ def _built(
         fsync=choices["fsync"],
         cleanup=choices["cleanup"],
         value_bytes_max=value_bytes_max,
-        message_ttl_ms=values["message_ttl_ms"],
         overrides=given,
     )
 

@@ -14,7 +14,6 @@ def test_defaults_are_those_of_the_specification() -> None:
         "retention_bytes": -1,
         "segment_bytes": 64 * 1024 * 1024,
         "value_bytes_max": 1024 * 1024,
-        "message_ttl_ms": -1,
         "fsync": "interval",
         "cleanup": "delete",
     }
@@ -50,7 +49,7 @@ def test_all_problems_are_reported_at_once() -> None:
         "value_bytes_max": 17 * 1024 * 1024,
         "min_insync": 4,
         "cleanup": True,
-        "message_ttl_ms": True,
+        "retention_bytes": True,
     }
     with pytest.raises(InvalidArgument) as caught:
         topic_config(bad, 3)
@@ -62,7 +61,7 @@ def test_all_problems_are_reported_at_once() -> None:
         "value_bytes_max must be 1 to 16777216, not",
         "min_insync 4 is more than the replication of 3",
         "cleanup must be one of",
-        "message_ttl_ms must be an integer, not True",
+        "retention_bytes must be an integer, not True",
     ):
         assert part in str(caught.value)
 
