@@ -2,7 +2,8 @@
 
 One Fetch goes to each leader, with all its partitions that have room in their buffers; while it is
 parked there, partitions that get room later go in one more, up to FETCHES_MAX per node. A partition
-is never in two at once.
+is never in two at once, but for one that was sought anew: what it asked for before is not waited
+for, as it may be parked.
 
     position unknown ──ListOffsets──> idle ──room──> in flight ──batches──> idle
                           ^              ^               └──error──> backs off ──> idle
@@ -153,7 +154,7 @@ class Fetcher:
                 self._start(leader, turned[:PARTITIONS_MAX], self._fetch)
 
     def _is_ready(self, part: Assigned) -> bool:
-        if part.in_flight or part.timer is not None or part.error is not None:
+        if part.in_flight == part.turn or part.timer is not None or part.error is not None:
             return False
         if part.fetch_offset is None:
             return part.start is not None
@@ -162,7 +163,7 @@ class Fetcher:
     def _start(self, leader: Leader, parts: list[Assigned], work: Work) -> None:
         reserved = 0
         for part in parts:
-            part.in_flight = True
+            part.in_flight = part.turn
             reserved += part.bytes_max
         self._reserved += reserved
         node_id = leader[0]
@@ -180,8 +181,9 @@ class Fetcher:
         finally:
             self._fetches[leader[0]] -= 1
             self._reserved -= reserved
-            for part in parts:
-                part.in_flight = False
+            for part, turn in zip(parts, turns, strict=True):
+                if part.in_flight == turn:
+                    part.in_flight = None
                 part.asked_at = self._loop.time()
         if problem is not None:
             for part, turn in zip(parts, turns, strict=True):
@@ -367,7 +369,7 @@ class Fetcher:
             self._positions.fail(part, again(error))
 
     def _start_judging(self, leader: Leader, part: Assigned, turn: int) -> None:
-        if part.turn == turn and not part.in_flight and not self._stopped:
+        if part.turn == turn and part.in_flight != turn and not self._stopped:
             self._start(leader, [part], self._judge)
 
     def _lost_for(self, part: Assigned, grace_ms: int) -> bool:

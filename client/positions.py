@@ -48,7 +48,7 @@ class Assigned:
         self.start: Start | None = None  # a position that still has to be asked for
         self.turn = 0
         self.fetch_offset: int | None = None
-        self.in_flight = False
+        self.in_flight: int | None = None  # the turn of the fetch that is under way
         self.timer: asyncio.TimerHandle | None = None
         self.doubtful = False  # a node did not know the topic since its last fetch
         self.node: int | None = None  # whom it was fetched from

@@ -416,3 +416,23 @@ def test_a_paused_leader_is_left_when_another_one_leads() -> None:
             assert loop.time() - began < 5
 
     simulate(main())
+
+
+def test_a_seek_does_not_wait_for_a_fetch_that_is_parked_at_the_end() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with (
+            fake_cluster() as cluster,
+            Consumer(cluster.bootstrap, fetch_wait_ms=20_000) as consumer,
+        ):
+            (log,) = cluster.add_topic("t", 1)
+            values = fill(log, 20)
+            await consumer.assign([("t", 0)])
+            await read(consumer, 20)
+            assert await consumer.poll(timeout=1.0) == [], "the next fetch is parked"
+            began = loop.time()
+            await consumer.seek("t", 0, offset=5)
+            assert [one.value for one in await read(consumer, 15)] == values[5:]
+            assert loop.time() - began < 1.0
+
+    simulate(main())
