@@ -37,7 +37,7 @@ DIRECT_BYTES_MIN = (
     128 * 1024
 )  # from here on one more read is cheaper than copying what one read got
 FIRST_BYTES = 64 * 1024  # taken for a frame before it has shown that it is really as big
-TRUST_BYTES_MAX = 1024 * 1024  # the same, where the frame before it was
+TRUST_BYTES_MAX = 8 * 1024 * 1024  # the same, where the frame before it was
 
 PREFIX = Struct("<IBBHII")
 PREFIX_BYTES = PREFIX.size
