@@ -106,7 +106,6 @@ class Node:
         self._lock: Lock | None = None
         self._serving = False
         self._identity: Identity
-        self._proof = cluster_proof(config.secret, config.cluster_id)
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._listening = False
         self._beating: dict[Session, int] = {}

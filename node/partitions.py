@@ -81,7 +81,6 @@ class Partitions:
         self._following: Following
         self._on_fatal: Callable[[BaseException], None]
         self._wall_ms: Callable[[], int]
-        self._incarnation = 0
         self._started = False
         self._touched: dict[Partition, None] = {}
         self._to_open: dict[Key, None] = {}
@@ -100,7 +99,6 @@ class Partitions:
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         """The metadata knows this incarnation: open everything and take up the roles."""
-        self._incarnation = net.incarnation
         self._wall_ms = wall_ms
         self._on_fatal = on_fatal
         self._following = Following(net, self._spawn, on_fatal)
