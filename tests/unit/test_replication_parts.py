@@ -3,14 +3,17 @@
 import asyncio
 
 import pytest
-from simdisk import SimDisk
+from simdisk import SimCrash, SimDisk
 
 from raftq.client.wire.batch import encode, stamp
 from raftq.client.wire.errors import ConfigError, CorruptBatch, NotLeader, RequestTimeout
 from raftq.client.wire.messages import ProduceReply
 from raftq.node.conversations import Throttle
 from raftq.node.identity import Identity, remember, what_was_lost
+from raftq.node.partitions import remove_replica
 from raftq.node.pending import Pending
+from raftq.node.storage.config import LogConfig
+from raftq.node.storage.log import Log
 from raftq.node.tail import Tail
 from raftq.node.walk import below, end_of_batches
 
@@ -144,3 +147,36 @@ def test_an_unreadable_identity_is_a_clear_error(content: bytes) -> None:
     disk.write_file_atomic("/data/node.json", content)
     with pytest.raises(ConfigError, match=r"node\.json"):
         what_was_lost(disk, "/data", ME)
+
+
+def test_a_replica_is_removed_although_the_disk_is_full() -> None:
+    disk = SimDisk()
+    log = Log.open(disk, "/p/0/data", LogConfig(segment_bytes=4096), 0)
+    for _ in range(5):
+        log.append(encode([b"x" * 3000]))
+    log.close()
+    disk.capacity = disk.used_bytes()
+    remove_replica(disk, "/p/0")
+    assert not disk.exists("/p/0")
+
+
+def test_a_crash_while_a_replica_is_removed_leaves_a_mark_or_a_shorter_log() -> None:
+    """Whatever is left is removed at the next open, or is the beginning of what was there."""
+    for full in (False, True):
+        for point in range(1, 12):
+            disk = SimDisk(point)
+            log = Log.open(disk, "/p/0/data", LogConfig(segment_bytes=4096), 0)
+            for _ in range(5):
+                log.append(encode([b"x" * 3000]))
+            log.close()
+            disk.capacity = disk.used_bytes() if full else None
+            disk.crash_at = disk.operations + point
+            try:
+                remove_replica(disk, "/p/0")
+            except SimCrash:
+                left = disk.kill()
+                left.capacity = None
+                if left.exists("/p/0/data") and not left.exists("/p/0/removed"):
+                    again = Log.open(left, "/p/0/data", LogConfig(segment_bytes=4096), 0)
+                    assert again.start_offset == 0
+                    assert len(list(again.batches(0))) == again.end_offset
