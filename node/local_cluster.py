@@ -28,7 +28,7 @@ from typing import Self
 
 from raftq.client.wire.errors import ConfigError, InternalError, InvalidArgument, RequestTimeout
 from raftq.node.config import VOTERS_MAX, Address
-from raftq.node.local_files import LocalFiles, LocalNode, Setting, command_line
+from raftq.node.local_files import LocalFiles, LocalNode, Setting
 from raftq.node.local_ports import free_ports, is_free
 
 NODES_MAX = 32
@@ -126,8 +126,6 @@ class LocalCluster:
         self._check_id(node_id)
         child = self._process(node_id).child
         if child is not None:
-            if child.poll() is None and not command_line(child.pid):
-                child.wait(KILL_S)  # it is dying: its memory is gone, and it follows in a moment
             return child.poll() is None
         return node_id in self.nodes and self.files.is_running(self.nodes[node_id])
 
