@@ -235,6 +235,8 @@ def test_what_another_process_kills_and_restarts_is_adopted(make, command):
         directory = cluster.files.directory
         old = cluster.pid(1)
         assert kill_node(directory, 1) == old
+        # The one who kills sees it gone a moment before its parent can collect it.
+        os.waitid(os.P_PID, old, os.WEXITED | os.WNOWAIT)
         assert cluster.died() == [(1, "signal 9")]
         with pytest.raises(InvalidArgument, match="does not run"):
             kill_node(directory, 1)
