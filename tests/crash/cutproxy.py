@@ -87,7 +87,8 @@ class CutProxies:
             finally:
                 back.close()
         except (OSError, asyncio.CancelledError):
-            pass
+            # An end that is down or goes is for the other end to notice: it sees its side closed.
+            return
         finally:
             writer.close()
             self._tasks.discard(task)
