@@ -23,6 +23,8 @@
     │   ├── Throttled           too much at once; try again later (details: wait_ms)
     │   ├── NodeStopping        the node drains and takes no new requests
     │   ├── TopicExists         a topic has that name already
+    │   ├── UnknownGroup        no group has that name
+    │   ├── GroupNotEmpty       the group still has members
     │   ├── AccessDenied        the caller has not proved that it may
     │   └── InvalidArgument     a value that no caller should pass
     ├── TransportError          the way to the node
@@ -199,6 +201,14 @@ class NodeStopping(RequestError):
 
 class TopicExists(RequestError):
     code = "topic_exists"
+
+
+class UnknownGroup(RequestError):
+    code = "unknown_group"
+
+
+class GroupNotEmpty(RequestError):
+    code = "group_not_empty"
 
 
 class AccessDenied(RequestError):
