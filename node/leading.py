@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from raftq.client.wire.messages import Produce, ProduceReply
 from raftq.cluster.topic_config import TopicConfig
 from raftq.node.partition import Place
 from raftq.node.storage.log import Log
@@ -69,7 +68,5 @@ class Service(Protocol):
     def stop(self) -> None:
         """The epoch is over. Whoever waits gets NotLeader."""
 
-    def produce_delayed(
-        self, message: Produce, raw: memoryview
-    ) -> "ProduceReply | asyncio.Future[ProduceReply]":
-        """Records that become readable later."""
+    def scheduled(self, base: int, batch: memoryview) -> None:
+        """The partition has appended a batch of delayed records to `delays`, stamped, at `base`."""
