@@ -173,12 +173,15 @@ class TimerWheel:
         for level, occupied in enumerate(self._occupied):
             if occupied:
                 slot = (occupied & -occupied).bit_length() - 1
-                above = _SHIFT[level] + _BITS[level]
                 bucket = self._buckets[_BASE[level] + slot]
                 assert bucket is not None
-                first_tick = (self._tick >> above << above) | (slot << _SHIFT[level])
-                return level, first_tick, len(bucket) // 2
+                return level, self._start_of(level, slot), len(bucket) // 2
         return None
+
+    def _start_of(self, level: int, slot: int) -> int:
+        """The first tick of a slot."""
+        above = _SHIFT[level] + _BITS[level]
+        return (self._tick >> above << above) | (slot << _SHIFT[level])
 
     def _move(self, target: int) -> None:
         """Set the tick to target; what it passes becomes ripe, what it enters moves down."""
@@ -193,9 +196,13 @@ class TimerWheel:
         for slot in _set_bits(self._occupied[top] & ((1 << entered) - 1)):
             ripe.extend(self._take(top, slot))
         if self._occupied[top] >> entered & 1:
-            bucket = self._take(top, entered)
-            self._count -= len(bucket) // 2
-            self.add_many(bucket[1::2], bucket[0::2])
+            self._enter(top, entered)
+
+    def _enter(self, level: int, slot: int) -> None:
+        """The tick is inside this slot now: its timers move down."""
+        bucket = self._take(level, slot)
+        self._count -= len(bucket) // 2
+        self.add_many(bucket[1::2], bucket[0::2])
 
     def _creep(self, target: int, limit: int) -> None:
         """Move towards target, slot by slot, until the limit is reached."""
