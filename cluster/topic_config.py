@@ -1,14 +1,26 @@
 """The settings of one topic: what was asked for, and what therefore holds. (Pure.)
 
-    name             default              meaning
-    min_insync       2 when replication   writes with acks=all need this many replicas in sync
-                     is 3 or more, else 1
-    retention_ms     168 h                records older than this may go; -1: never
-    retention_bytes  -1                   the oldest segments go above this size; -1: never
-    segment_bytes    64 MiB               size at which a log begins a new file
-    fsync            "interval"           "none", "interval" or "always": when a write is durable
-    cleanup          "delete"             by retention; compaction by key is not offered here yet
-    value_bytes_max  1 MiB                largest value of a record, at most 16 MiB
+    name                   default             meaning
+    min_insync             2 when replication  writes with acks=all need this many replicas in sync
+                           is 3 or more, else 1
+    retention_ms           168 h               records older than this may go; -1: never
+    retention_bytes        -1                  the oldest segments go above this size; -1: never
+    segment_bytes          64 MiB              size at which a log begins a new file
+    fsync                  "interval"          "none", "interval" or "always": when a write is
+                                               durable
+    cleanup                "delete"            by retention; compaction by key is not offered here
+                                               yet
+    value_bytes_max        1 MiB               largest value of a record, at most 16 MiB
+    visibility_timeout_ms  30 s                how long a queue worker has a record before others
+                                               get it
+    max_deliveries         3                   attempts before a record is a dead letter
+    backoff_ms             1 s                 wait before the second attempt; doubles each time
+    backoff_max_ms         60 s                the longest such wait
+    backoff_jitter         0                   percent by which a wait is shorter or longer, by
+                                               chance
+    in_flight_max          1000                records one holder may have leased at a time
+    dead_letter_expired    "false"             "true": records that outlive their time to live are
+                                               dead letters, too
 
 Overrides are plain values by name, as they stand in commands and on the wire; None means the
 default. Every problem of a set of overrides is reported in one InvalidArgument.
@@ -25,6 +37,7 @@ MIB = 1024 * 1024
 UNLIMITED = -1
 NUMBER_MAX = (1 << 63) - 1
 REPLICATION_MAX = 16
+INTERNAL_PREFIX = "__"
 
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 
@@ -35,10 +48,17 @@ _NUMBERS: dict[str, tuple[int, int, int, bool]] = {
     "retention_bytes": (UNLIMITED, 1, NUMBER_MAX, True),
     "segment_bytes": (64 * MIB, 4096, 1 << 31, False),
     "value_bytes_max": (MIB, 1, 16 * MIB, False),
+    "visibility_timeout_ms": (30_000, 1, 7 * 24 * HOUR_MS, False),
+    "max_deliveries": (3, 1, 1_000_000, False),
+    "backoff_ms": (1_000, 0, 7 * 24 * HOUR_MS, False),
+    "backoff_max_ms": (60_000, 0, 7 * 24 * HOUR_MS, False),
+    "backoff_jitter": (0, 0, 100, False),
+    "in_flight_max": (1_000, 1, 1 << 24, False),
 }
 _CHOICES: dict[str, tuple[str, ...]] = {  # the first is the default
     "fsync": ("interval", "none", "always"),
     "cleanup": ("delete",),
+    "dead_letter_expired": ("false", "true"),
 }
 SETTINGS = (*_NUMBERS, *_CHOICES)
 
@@ -54,6 +74,13 @@ class TopicConfig:
     fsync: str
     cleanup: str
     value_bytes_max: int
+    visibility_timeout_ms: int
+    max_deliveries: int
+    backoff_ms: int
+    backoff_max_ms: int
+    backoff_jitter: int
+    in_flight_max: int
+    dead_letter_expired: str
     overrides: Mapping[str, Detail] = field(default_factory=dict, hash=False)
 
     def settings(self) -> dict[str, Detail]:
@@ -70,6 +97,11 @@ def check_topic_name(name: str) -> None:
         raise InvalidArgument(
             f"topic name {name[:300]!r}: use 1 to 249 of the characters A-Z a-z 0-9 . _ -"
         )
+
+
+def is_internal(name: str) -> bool:
+    """Whether a topic is the cluster's own: clients read it at most."""
+    return name.startswith(INTERNAL_PREFIX)
 
 
 def topic_config(
@@ -112,21 +144,9 @@ def topic_config(
 def _built(
     values: dict[str, int | None], choices: dict[str, str], given: dict[str, Detail]
 ) -> TopicConfig:
-    min_insync, segment_bytes = values["min_insync"], values["segment_bytes"]
-    value_bytes_max = values["value_bytes_max"]
-    assert min_insync is not None
-    assert segment_bytes is not None
-    assert value_bytes_max is not None
-    return TopicConfig(
-        min_insync=min_insync,
-        retention_ms=values["retention_ms"],
-        retention_bytes=values["retention_bytes"],
-        segment_bytes=segment_bytes,
-        fsync=choices["fsync"],
-        cleanup=choices["cleanup"],
-        value_bytes_max=value_bytes_max,
-        overrides=given,
-    )
+    unlimited = {name: values.pop(name) for name in ("retention_ms", "retention_bytes")}
+    numbers = {name: value for name, value in values.items() if value is not None}
+    return TopicConfig(**unlimited, **numbers, **choices, overrides=given)  # type: ignore[arg-type]
 
 
 def _shown(value: Detail) -> str:

@@ -14,8 +14,15 @@ def test_defaults_are_those_of_the_specification() -> None:
         "retention_bytes": -1,
         "segment_bytes": 64 * 1024 * 1024,
         "value_bytes_max": 1024 * 1024,
+        "visibility_timeout_ms": 30_000,
+        "max_deliveries": 3,
+        "backoff_ms": 1_000,
+        "backoff_max_ms": 60_000,
+        "backoff_jitter": 0,
+        "in_flight_max": 1_000,
         "fsync": "interval",
         "cleanup": "delete",
+        "dead_letter_expired": "false",
     }
     assert config.retention_bytes is None
     assert config.overrides == {}

@@ -1,0 +1,221 @@
+"""What every group of a partition has leased, returned and settled: chapter D. (Shell.)
+
+Keeps one GroupDelivery core per group and the one way to change it: `write` applies entries and
+puts them in the ledger in the same breath. Records below the high watermark of `data` are all that
+a group ever sees.
+
+After a damaged ledger (`damaged`) the order of deliveries is not known any more: only settlements,
+resets and pauses are believed, and what is not settled is delivered again.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterable, Sequence
+
+from raftq.client.wire.errors import InvalidArgument
+from raftq.cluster.topic_config import TopicConfig
+from raftq.node.delivery import entries as kinds
+from raftq.node.delivery.config import DeliveryConfig
+from raftq.node.delivery.entries import ATTEMPT_MAX, RANGE_MAX, Entry
+from raftq.node.delivery.group import DeadLetter, GroupDelivery, Row
+from raftq.node.delivery.lanes import LANES
+from raftq.node.leading import Led, ReplicatedLog
+from raftq.node.queues.ledger import TAG_DELIVERY, Ledger
+
+GROUPS_MAX = 1000
+DEAD_LETTER_SUFFIX = ".dlq"
+# Entries that mean the same whatever came before them.
+_ABSOLUTE = (kinds.RESET, kinds.PAUSED, kinds.CREATED)
+
+
+class ReadableLanes:
+    """The lane index of a data log, clipped to what is replicated."""
+
+    __slots__ = ("_data", "_log")
+
+    def __init__(self, data: ReplicatedLog) -> None:
+        self._data = data
+        self._log = data.log
+
+    def next_run(self, lane: int, offset: int) -> tuple[int, int] | None:
+        run = self._log.next_run(lane, offset)
+        if run is None:
+            return None
+        end = self._data.high_watermark
+        if run[1] <= end:
+            return run
+        return (run[0], end) if run[0] < end else None
+
+    def count_from(self, lane: int, offset: int) -> int:
+        end = self._data.high_watermark
+        if offset >= end:
+            return 0
+        return self._log.count_from(lane, offset) - self._log.count_from(lane, end)
+
+
+class Group:
+    """A group's core, and what its leader remembers of it beyond the ledger."""
+
+    __slots__ = ("bytes_per_record", "core", "given", "idle_at", "waited_ms")
+
+    def __init__(self, core: GroupDelivery) -> None:
+        self.core = core
+        self.idle_at = -1
+        """The high watermark up to which there is nothing to lease; -1: look."""
+        self.given = [0] * LANES
+        self.waited_ms = [0] * LANES
+        self.bytes_per_record = 0.0
+        """Of the records leased last, with all that had to be read for them."""
+
+
+class Deliveries:
+    """See the module's docstring."""
+
+    def __init__(self, led: Led, ledger: Ledger, rng: random.Random, now: float) -> None:
+        self.groups: dict[str, Group] = {}
+        self.damaged = False
+        self._led = led
+        self._ledger = ledger
+        self._rng = rng
+        self._now_at_start = now
+        self._lanes = ReadableLanes(led.data)
+        self._settings = led.config
+        self._config = delivery_config(led.place.topic, led.config)
+
+    def refresh_config(self) -> None:
+        """Take on the topic's settings if they have changed."""
+        settings = self._led.config
+        if settings is not self._settings:
+            self._settings = settings
+            self._config = delivery_config(self._led.place.topic, settings)
+            for group in self.groups.values():
+                group.core.config = self._config
+                group.idle_at = -1
+
+    # Changes
+
+    def create(self, name: str, start_offset: int) -> Group:
+        """A new group that begins there."""
+        if len(self.groups) >= GROUPS_MAX:
+            raise InvalidArgument(f"a partition has at most {GROUPS_MAX} groups")
+        self.write([kinds.created(name, start_offset)])
+        return self.groups[name]
+
+    def write(self, entries: Sequence[Entry], also: Sequence[bytes] = ()) -> "asyncio.Future[None]":
+        """Apply entries and write them, and other ledger records with them."""
+        for entry in entries:
+            self._apply(entry)
+        return self.record(entries, also)
+
+    def record(
+        self, entries: Sequence[Entry], also: Sequence[bytes] = ()
+    ) -> "asyncio.Future[None]":
+        """Write entries whose effect is in memory already."""
+        return self._ledger.write([TAG_DELIVERY + kinds.pack(entries), *also])
+
+    def settle_dead(
+        self, group: str, rows: Iterable[Row], also: Sequence[bytes] = ()
+    ) -> "asyncio.Future[None]":
+        """The copies of these dying records are safe; rows of leases that are gone do nothing."""
+        if group not in self.groups:
+            return self._ledger.write(also)
+        return self.write([(kinds.SETTLED, group, kinds.DEAD, tuple(rows))], also)
+
+    def pass_over(
+        self, group: str, ranges: Iterable[tuple[int, int]], also: Sequence[bytes] = ()
+    ) -> "asyncio.Future[None]":
+        """Settle these ranges in a group (made if need be) in whatever state they are."""
+        if group not in self.groups:
+            self.create(group, self._led.data.log.start_offset)
+        rows = [
+            (0, at, min(at + RANGE_MAX, end))
+            for start, end in ranges
+            for at in range(start, end, RANGE_MAX)
+        ]
+        return self.write([self.groups[group].core.skip(rows)], also)
+
+    def doom(self, group: str, rows: Iterable[Row]) -> None:
+        """Mark what is still leased of these as dying: their dead letter is decided already."""
+        found = self.groups.get(group)
+        if found is None:
+            return
+        leases = found.core.leases
+        for nonce, start, end in rows:
+            lease = leases.get(nonce)
+            for run in [] if lease is None else lease.runs(start, end):
+                assert lease is not None
+                leases.mark_dying(lease, *run)
+
+    def spare(self, group: str, letters: Iterable[DeadLetter], retry_at: float) -> None:
+        """The dead letters could not be decided: held again, and looked at from `retry_at` on."""
+        found = self.groups.get(group)
+        if found is not None:
+            found.core.spare(letters, retry_at)
+
+    def _apply(self, entry: Entry) -> None:
+        kind, name = entry[0], entry[1]
+        if name is None:
+            for group in self.groups.values():
+                group.core.apply(entry)
+                group.idle_at = -1
+        elif kind == kinds.DELETED:
+            self.groups.pop(name, None)
+        else:
+            found = self.groups.get(name)
+            if found is None or kind == kinds.SNAPSHOT:
+                found = self.groups[name] = self._new(name)
+            found.core.apply(entry)
+            if kind != kinds.EXTENDED and kind != kinds.GRANTED:
+                found.idle_at = -1
+
+    def _new(self, name: str) -> Group:
+        start = self._led.data.log.start_offset
+        now = self._now_at_start
+        return Group(GroupDelivery(name, self._config, self._lanes, self._rng, start, now))
+
+    # The chapter
+
+    def replay(self, content: bytes) -> None:
+        entries = kinds.unpack(content)
+        for entry in entries if not self.damaged else filter(None, map(self._believable, entries)):
+            self._apply(entry)
+
+    def snapshot(self) -> list[bytes]:
+        return [kinds.pack([group.core.snapshot()]) for group in self.groups.values()]
+
+    def _believable(self, entry: Entry) -> Entry | None:
+        """What an entry still says when those before it are not all known."""
+        kind, name = entry[0], entry[1]
+        if kind == kinds.SETTLED:
+            return (kind, name, entry[2], tuple((0, start, end) for _, start, end in entry[3]))
+        if kind in _ABSOLUTE or kind in (kinds.CLIPPED, kinds.SNAPSHOT, kinds.DELETED):
+            return entry
+        return None
+
+    def restart_unsettled(self) -> None:
+        """After a damaged replay: whatever is not settled is fresh again."""
+        for name, group in list(self.groups.items()):
+            core = group.core
+            cursors = [core.settled.prefix] * LANES
+            state = (core.settled.dump(), cursors, core.paused, core.counters.to_row(), (), ())
+            self._apply((kinds.SNAPSHOT, name, state))
+
+    def refers_beyond(self, end: int) -> bool:
+        """Whether a group knows of offsets that the data log does not have."""
+        return any(
+            max(group.core.cursors) > end or group.core.settled.prefix > end
+            for group in self.groups.values()
+        )
+
+
+def delivery_config(topic: str, config: TopicConfig) -> DeliveryConfig:
+    """How the groups of a topic lease and retry. A dead letter never dies again."""
+    is_last = topic.endswith(DEAD_LETTER_SUFFIX)
+    return DeliveryConfig(
+        lease_s=config.visibility_timeout_ms / 1000,
+        max_deliveries=ATTEMPT_MAX - 1 if is_last else config.max_deliveries,
+        backoff_s=config.backoff_ms / 1000,
+        backoff_cap_s=config.backoff_max_ms / 1000,
+        jitter=config.backoff_jitter / 100,
+        in_flight_max=config.in_flight_max,
+    )

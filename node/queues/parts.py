@@ -1,0 +1,56 @@
+"""What the queue of a led partition needs from the parts it is made of. (Interface.)
+
+    queue.py     makes the parts, replays the ledger, waits for `led.settled`, calls `begin`
+    transfers    chapter T of the ledger: dead letters and redrives, exactly one copy each
+    delay line   the delays strand: what is not due yet; keeps its own log, not the ledger
+
+Everything that is decided in the ledger ends with the object that decided it: when the ledger
+cannot be written (disk full) the queue makes new transfers and deliveries and replays them, as a
+new leader does, and the old ones are stopped. The delay line stays.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from raftq.node.delivery.group import DeadLetter
+from raftq.node.leading import Led
+from raftq.node.queues.deliveries import Deliveries
+from raftq.node.queues.ledger import Chapter, Ledger
+
+
+class Transfers(Chapter, Protocol):
+    """Copies records to other topics, once each, whatever fails on the way."""
+
+    def begin(self) -> None:
+        """Everything is replayed and replicated: go on with what is not finished.
+
+        The records of unfinished intents are to be marked first (`Deliveries.doom`), so that nobody
+        leases or settles them meanwhile.
+        """
+
+    def stop(self) -> None:
+        """Another one takes over, here or elsewhere."""
+
+    def bury(self, group: str, letters: Sequence[DeadLetter], error: str) -> "asyncio.Future[None]":
+        """Copy these dying records to the dead letters, then settle them (`settle_dead`).
+
+        Done when it is sure to happen: the intent is replicated. If it cannot be decided now,
+        `Deliveries.spare` gives the records back and the future fails.
+        """
+
+
+class DelayLine(Protocol):
+    """The records of a partition that are not due yet."""
+
+    def begin(self) -> None:
+        """Everything of older epochs is replicated: fire what is due."""
+
+    def stop(self) -> None: ...
+
+    def scheduled(self, base: int, batch: memoryview) -> None:
+        """A batch was appended to the delays strand; also before `begin`."""
+
+
+MakeTransfers = Callable[[Led, Ledger, Deliveries], Transfers]
+MakeDelayLine = Callable[[Led], DelayLine]
