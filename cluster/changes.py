@@ -18,7 +18,7 @@ class NodeChanged:
 
 @dataclass(frozen=True, slots=True)
 class TopicChanged:
-    """The topic was created, altered or got more partitions; look at all its partitions."""
+    """The topic was created, altered, got more partitions or became a queue; look at all of it."""
 
     name: str
     topic_id: int
@@ -69,4 +69,8 @@ def differences(old: ClusterState, new: ClusterState) -> list[Change]:
 
 
 def _alike(one: TopicState, other: TopicState) -> bool:
-    return one.config == other.config and len(one.partitions) == len(other.partitions)
+    return (
+        one.config == other.config
+        and one.queued == other.queued
+        and len(one.partitions) == len(other.partitions)
+    )

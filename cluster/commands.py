@@ -22,6 +22,7 @@ Results, as `apply` gives them and `propose` returns them:
     MoveReplicas         whether the move is finished already (a bool)
     AllocateProducerIds  the first id of the block
     InitNamedProducer    [producer id, producer epoch]
+    EnableQueues         None
 """
 
 from collections.abc import Mapping
@@ -286,3 +287,16 @@ class InitNamedProducer(Command):
     kind: ClassVar[int] = 13
 
     name: Name
+
+
+@_command
+@dataclass(frozen=True, slots=True)
+class EnableQueues(Command):
+    """Gives every partition of a topic its ledger and its delays; nothing happens when it has them.
+
+    By id: a topic that was deleted and created anew meanwhile is another one.
+    """
+
+    kind: ClassVar[int] = 14
+
+    topic_id: Offset

@@ -2,12 +2,13 @@
 
     msgpack [format, cluster id, index, next topic id, next producer id, nodes, topics, producers]
     node       the fields of NodeState
-    topic      [name, id, overrides, min_insync, partitions]
+    topic      [name, id, overrides, min_insync, partitions, queued]
     partition  [replicas, isr, leader, epoch, version, target]
     producer   [name, id, epoch]
 
 Equal states give equal bytes. What comes from a disk or another node is checked before it is
 believed: a CorruptFile names what is wrong, an UnknownFormat a version that is not known here.
+Format 1, which is still read, had topics without `queued`.
 """
 
 from typing import Any
@@ -27,7 +28,8 @@ from raftq.cluster.state import (
 )
 from raftq.cluster.topic_config import REPLICATION_MAX, check_topic_name, topic_config
 
-DUMP_FORMAT = 1
+DUMP_FORMAT = 2
+_FORMATS = (1, DUMP_FORMAT)
 DUMP_BYTES_MAX = 64 * 1024 * 1024
 _ITEMS_MAX = 200_000
 _NODE_FIELDS = (int, str, int, int, str, str, int, bool, bool, bool)
@@ -73,7 +75,14 @@ def _dumped_topic(topic: TopicState) -> list[Any]:
         for one in topic.partitions
     ]
     config = topic.config
-    return [topic.name, topic.topic_id, dict(config.overrides), config.min_insync, partitions]
+    return [
+        topic.name,
+        topic.topic_id,
+        dict(config.overrides),
+        config.min_insync,
+        partitions,
+        topic.queued,
+    ]
 
 
 def load(data: bytes) -> ClusterState:
@@ -83,9 +92,9 @@ def load(data: bytes) -> ClusterState:
     try:
         value = msgpack.unpackb(data, max_array_len=limit, max_ext_len=0)
         _require(type(value) is list and len(value) > 1, "it is not a list")
-        if value[0] != DUMP_FORMAT:
+        if value[0] not in _FORMATS:
             raise UnknownFormat(f"dump of format {value[0]!r:.40}; this is {DUMP_FORMAT}")
-        return _loaded(value[1:])
+        return _loaded(value[0], value[1:])
     except (ValueError, TypeError, OverflowError, IndexError, KeyError, AttributeError) as error:
         # msgpack, unpacking and the checks below; all mean that this is no dump.
         raise CorruptFile(f"the dump cannot be read: {str(error)[:200]}") from error
@@ -108,7 +117,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _loaded(parts: list[Any]) -> ClusterState:
+def _loaded(form: int, parts: list[Any]) -> ClusterState:
     cluster_id, index, topic_id_next, producer_id_next, nodes, topics, producers = parts
     _require(len(nodes) <= NODES_MAX, f"{len(nodes)} nodes")
     _require(len(topics) <= TOPICS_MAX, f"{len(topics)} topics")
@@ -122,7 +131,7 @@ def _loaded(parts: list[Any]) -> ClusterState:
         _require(node.node_id not in state.nodes, f"node {node.node_id} twice")
         state.nodes[node.node_id] = node
     for fields in topics:
-        topic = _loaded_topic(state, fields)
+        topic = _loaded_topic(state, [*fields, False] if form == 1 else fields)
         state.topics[topic.name] = topic
         state.topic_names[topic.topic_id] = topic.name
         state.partition_count += len(topic.partitions)
@@ -132,7 +141,7 @@ def _loaded(parts: list[Any]) -> ClusterState:
 
 
 def _loaded_topic(state: ClusterState, fields: list[Any]) -> TopicState:
-    name, topic_id, overrides, min_insync, partitions = fields
+    name, topic_id, overrides, min_insync, partitions, queued = fields
     try:
         check_topic_name(_text(name))
         config = topic_config(overrides, REPLICATION_MAX, _number(min_insync))
@@ -142,7 +151,8 @@ def _loaded_topic(state: ClusterState, fields: list[Any]) -> TopicState:
     _require(name not in state.topics and topic_id not in state.topic_names, f"topic {name} twice")
     _require(0 < len(partitions) <= PARTITIONS_MAX, f"{len(partitions)} partitions of {name}")
     loaded = tuple(_loaded_partition(state, name, one) for one in partitions)
-    return TopicState(name, topic_id, config, loaded)
+    _require(type(queued) is bool, f"{queued!r:.40} is no bool")
+    return TopicState(name, topic_id, config, loaded, queued)
 
 
 def _loaded_partition(state: ClusterState, name: str, fields: list[Any]) -> PartitionState:

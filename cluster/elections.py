@@ -87,7 +87,7 @@ def settle_all(state: ClusterState, node_id: int, edit: Edit | None = None) -> l
 
 
 def with_partitions(topic: TopicState, partitions: list[PartitionState]) -> TopicState:
-    return TopicState(topic.name, topic.topic_id, topic.config, tuple(partitions))
+    return TopicState(topic.name, topic.topic_id, topic.config, tuple(partitions), topic.queued)
 
 
 def store_partition(

@@ -28,6 +28,7 @@ from raftq.cluster.commands import (
     CreateTopic,
     DeleteTopic,
     ElectPreferred,
+    EnableQueues,
     FenceNode,
     InitNamedProducer,
     MoveReplicas,
@@ -45,6 +46,7 @@ from raftq.cluster.metadata_topics import (
     create_topic,
     delete_topic,
     elect_preferred,
+    enable_queues,
     init_named_producer,
     move_replicas,
 )
@@ -76,6 +78,7 @@ _handlers: dict[type[Command], Callable[[ClusterState, Any], tuple[object, list[
     MoveReplicas: move_replicas,
     AllocateProducerIds: allocate_producer_ids,
     InitNamedProducer: init_named_producer,
+    EnableQueues: enable_queues,
 }
 
 

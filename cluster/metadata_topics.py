@@ -28,6 +28,7 @@ from raftq.cluster.commands import (
     CreateTopic,
     DeleteTopic,
     ElectPreferred,
+    EnableQueues,
     InitNamedProducer,
     MoveReplicas,
 )
@@ -41,7 +42,12 @@ from raftq.cluster.state import (
     PartitionState,
     TopicState,
 )
-from raftq.cluster.topic_config import REPLICATION_MAX, check_topic_name, topic_config
+from raftq.cluster.topic_config import (
+    REPLICATION_MAX,
+    check_topic_name,
+    is_internal,
+    topic_config,
+)
 
 PARTITIONS_DEFAULT = 3
 REPLICATION_DEFAULT = 3
@@ -106,6 +112,18 @@ def add_partitions(state: ClusterState, command: AddPartitions) -> Answer:
     state.partition_count += total - have
     state.topics[topic.name] = with_partitions(topic, [*topic.partitions, *created])
     return total, [TopicChanged(topic.name, topic.topic_id)]
+
+
+def enable_queues(state: ClusterState, command: EnableQueues) -> Answer:
+    topic = state.topic_by_id(command.topic_id)
+    if topic is None:
+        raise UnknownTopic(f"there is no topic with the id {command.topic_id}")
+    if is_internal(topic.name):
+        raise InvalidArgument(f"topic {topic.name!r} is the cluster's own and no queue")
+    if topic.queued:
+        return None, []
+    state.topics[topic.name] = replace(topic, queued=True)
+    return None, [TopicChanged(topic.name, topic.topic_id)]
 
 
 def change_isr(state: ClusterState, command: ChangeIsr) -> Answer:

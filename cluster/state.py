@@ -90,6 +90,8 @@ class TopicState:
     topic_id: int
     config: TopicConfig
     partitions: tuple[PartitionState, ...]
+    queued: bool = False
+    """Its partitions have a ledger and delays beside their data. Never taken back."""
 
     @property
     def replication(self) -> int:

@@ -13,8 +13,7 @@ from raftq.client.wire.messages import Metadata, MetadataReply
 from raftq.cluster import commands
 from raftq.cluster.info import metadata_info
 from raftq.cluster.metadata_log import MetadataLog
-
-INTERNAL_PREFIX = "__"
+from raftq.cluster.topic_config import INTERNAL_PREFIX, is_internal
 
 
 class AdminHandlers:
@@ -73,12 +72,14 @@ class AdminHandlers:
     async def alter_topic(
         self, message: admin.AlterTopic, raw: memoryview, session: Any
     ) -> admin.AlterTopicReply:
+        _refuse_internal(message.topic)
         await self._log.propose(commands.AlterTopic(message.topic, message.config))
         return admin.AlterTopicReply()
 
     async def add_partitions(
         self, message: admin.AddPartitions, raw: memoryview, session: Any
     ) -> admin.AddPartitionsReply:
+        _refuse_internal(message.topic)
         count = await self._log.propose(commands.AddPartitions(message.topic, message.partitions))
         return admin.AddPartitionsReply(count)
 
@@ -122,7 +123,7 @@ class AdminHandlers:
 
 
 def _refuse_internal(topic: str) -> None:
-    if topic.startswith(INTERNAL_PREFIX):
+    if is_internal(topic):
         raise InvalidArgument(
             f"topic {topic!r}: names that begin with {INTERNAL_PREFIX} are the cluster's own"
         )

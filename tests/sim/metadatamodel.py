@@ -16,6 +16,7 @@ from raftq.cluster.commands import (
     CreateTopic,
     DeleteTopic,
     ElectPreferred,
+    EnableQueues,
     FenceNode,
     InitNamedProducer,
     Lost,
@@ -69,6 +70,12 @@ def _topic_command(state: ClusterState, rng: Random) -> Command:
     return DeleteTopic(name)
 
 
+def _queue_command(state: ClusterState, rng: Random) -> Command:
+    topic = state.topics.get(rng.choice(TOPICS))
+    known = topic is not None and rng.random() < 0.7
+    return EnableQueues(topic.topic_id if topic is not None and known else state.topic_id_next)
+
+
 def _isr_command(state: ClusterState, rng: Random) -> Command:
     found = list(state.all_partitions())
     if not found:
@@ -115,7 +122,7 @@ def _producer_command(state: ClusterState, rng: Random) -> Command:
 
 def random_command(state: ClusterState, rng: Random) -> Command:
     makers = [_node_command] * 4 + [_topic_command] * 2 + [_isr_command] * 6
-    makers += [_move_command] * 3 + [_producer_command]
+    makers += [_move_command] * 3 + [_producer_command, _queue_command]
     return rng.choice(makers)(state, rng)
 
 
@@ -167,6 +174,13 @@ class Model:
     def _check_steps(self, before: ClusterState, command: Command, changes: list[Change]) -> None:
         said = {(c.topic_id, c.partition) for c in changes if isinstance(c, PartitionChanged)}
         whole = {c.topic_id for c in changes if isinstance(c, TopicChanged)}
+        for topic in self.state.topics.values():
+            earlier = before.topic_by_id(topic.topic_id)
+            was_queued = earlier is not None and earlier.queued
+            if topic.queued != was_queued:
+                assert isinstance(command, EnableQueues), command
+                assert topic.queued, "a queue stays one"
+                assert topic.topic_id in whole
         for topic, number, new in self.state.all_partitions():
             old_topic = before.topic_by_id(topic.topic_id)
             if old_topic is None or number >= len(old_topic.partitions):

@@ -18,6 +18,7 @@ from raftq.cluster.commands import (
     CreateTopic,
     DeleteTopic,
     ElectPreferred,
+    EnableQueues,
     FenceNode,
     InitNamedProducer,
     MoveReplicas,
@@ -43,6 +44,7 @@ EXAMPLES: list[Command] = [
     MoveReplicas("orders", 0, (3, 1, 2)),
     AllocateProducerIds(1, 1000),
     InitNamedProducer("billing"),
+    EnableQueues(5),
 ]
 
 
