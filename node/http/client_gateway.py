@@ -34,9 +34,6 @@ CLOSE_S = 2.0
 class ClientGateway:
     """A Gateway. Belongs to one event loop."""
 
-    supports_ttl = False
-    supports_delay = False
-
     def __init__(self, facts: NodeFacts) -> None:
         self._facts = facts
         self._producer: Producer | None = None
@@ -138,9 +135,9 @@ async def _settled(sent: list[Delivery | RaftqError]) -> list[Outcome]:
             settled.append(one)
             continue
         try:
-            _, partition, offset, _ = await one
+            appended = await one
         except RaftqError as error:
             settled.append(error)
         else:
-            settled.append(Placed(partition, offset))
+            settled.append(Placed(appended.partition, appended.offset))
     return settled

@@ -7,8 +7,6 @@ from typing import Any
 
 from raftq.client.wire.errors import UnknownPartition, UnknownTopic
 from raftq.cluster.state import TopicState
-from raftq.cluster.topic_config import check_topic_name
-from raftq.node.http.errors import invalid
 from raftq.node.http.facts import NodeFacts
 from raftq.node.http.gateway import Gateway
 from raftq.node.http.options import HttpOptions
@@ -47,15 +45,12 @@ class Topics:
 
     async def get(self, call: Call) -> TopicState:
         """The topic of the path."""
-        name = topic_name(call)
+        name = call.path["topic"]
         return await self._find(name, lambda found: True, UnknownTopic(f"no topic {name!r}"))
 
     async def get_partition(self, call: Call) -> tuple[TopicState, int]:
         """The topic and the partition of the path."""
-        text = call.path["partition"]
-        if not text.isascii() or not text.isdigit() or len(text) > 10:
-            raise invalid("partition", "must be a whole number")
-        number = int(text)
+        number = call.path["partition"]
         topic = await self.get(call)
         return await self.with_partition(topic, number, "partition"), number
 
@@ -85,9 +80,3 @@ class Topics:
                 raise error from None
             finally:
                 self._waiting.pop(waiter, None)
-
-
-def topic_name(call: Call) -> str:
-    name = call.path["topic"]
-    check_topic_name(name)
-    return name

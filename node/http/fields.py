@@ -1,198 +1,166 @@
-"""Fields of bodies and queries: one description both checks them and documents them. (Pure.)
+"""Fields of bodies, queries and paths: one declaration both checks and documents them. (Pure.)
 
 A field that is wrong, missing or not known is an INVALID_ARGUMENT that names it. `null` means that
-a field is not given. Messages to publish are many and have a faster reader (messages.py).
+a field is not given. Defaults are written as a caller would write them. Messages to publish are
+many and have a faster reader (messages.py).
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from raftq.client.wire.errors import Detail
 from raftq.node.http.errors import Refusal, invalid
-from raftq.node.http.values import parse_time
-
-Schema = dict[str, Any]
-Reader = Callable[[str, Any], Any]
-
-NAME_CHARACTERS_MAX = 255
-TEXT_CHARACTERS_MAX = 4096
-SETTINGS_MAX = 64
-SHOWN_CHARACTERS_MAX = 60
+from raftq.node.http.kinds import Kind, Schema, kind_of, or_null, shown
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """`read` takes the field's name and what was given, and returns what it means."""
-
     name: str
-    schema: Schema
-    read: Reader
+    kind: Kind
     description: str = ""
     required: bool = False
     default: Any = None
 
     def documented(self) -> Schema:
+        """Its schema in a body."""
+        schema = self.kind.schema()
         extra: Schema = {"description": self.description} if self.description else {}
         if self.default is not None:
             extra["default"] = self.default
-        return {**self.schema, **extra}
+        return {**(schema if self.required else or_null(schema)), **extra}
+
+    def read(self, given: Any) -> Any:
+        if given is None:
+            return self._missing()
+        return self.kind.read(self.name, given)
+
+    def read_text(self, given: str | None) -> Any:
+        if given is None:
+            return self._missing()
+        return self.kind.read_text(self.name, given)
+
+    def _missing(self) -> Any:
+        if self.required:
+            raise invalid(self.name, "is required")
+        return None if self.default is None else self.kind.read(self.name, self.default)
 
 
-def read_body(spec: tuple[Field, ...], body: object) -> dict[str, Any]:
-    """The value of every field of the spec, defaults filled in."""
-    if not isinstance(body, dict):
-        raise Refusal("INVALID_ARGUMENT", f"the body must be an object, not {kind_of(body)}")
-    known = {one.name for one in spec}
-    unknown = [name for name in body if name not in known]
-    if unknown:
-        raise unknown_field(str(unknown[0]))
-    return {one.name: _read(one, body.get(one.name)) for one in spec}
+class Rule(Protocol):
+    """What holds between fields of a body."""
+
+    def schema(self) -> Schema: ...
+
+    def check(self, body: Mapping[str, Any]) -> None: ...
 
 
-def read_query(spec: tuple[Field, ...], query: Mapping[str, list[str]]) -> dict[str, Any]:
-    """The same for what follows the question mark, where everything is text and given once."""
-    known = {one.name for one in spec}
-    for name, values in query.items():
-        if name not in known:
-            raise unknown_field(name)
-        if len(values) > 1:
-            raise invalid(shown(name), "is given more than once")
-    return {one.name: _read(one, query.get(one.name, [None])[0]) for one in spec}
+def _given(name: str) -> Schema:
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
 
 
-def _read(one: Field, given: Any) -> Any:
-    if given is None:
-        if one.required:
-            raise invalid(one.name, "is required")
-        return one.default
-    return one.read(one.name, given)
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Exactly one of these fields is given."""
+
+    names: tuple[str, ...]
+
+    def schema(self) -> Schema:
+        return {"oneOf": [_given(name) for name in self.names]}
+
+    def check(self, body: Mapping[str, Any]) -> None:
+        given = [name for name in self.names if body.get(name) is not None]
+        if not given:
+            raise invalid(self.names[0], "is required")
+        if len(given) > 1:
+            raise invalid(given[1], f"cannot be given together with {given[0]}")
+
+
+@dataclass(frozen=True, slots=True)
+class NotBoth:
+    """At most one of two fields is given."""
+
+    first: str
+    second: str
+
+    def schema(self) -> Schema:
+        return {"not": {"allOf": [_given(self.first), _given(self.second)]}}
+
+    def check(self, body: Mapping[str, Any]) -> None:
+        if body.get(self.first) is not None and body.get(self.second) is not None:
+            raise invalid(self.second, f"cannot be given together with {self.first}")
+
+
+class Body(Protocol):
+    """What a route takes: its schema, and how it is read."""
+
+    @property
+    def required(self) -> bool: ...
+
+    def schema(self) -> Schema: ...
+
+    def read(self, body: object) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A body that is an object with these fields and no others."""
+
+    fields: tuple[Field, ...]
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def required(self) -> bool:
+        """Whether a body has to be there at all; one that is not counts as {}."""
+        return any(one.required for one in self.fields) or bool(self.rules)
+
+    def schema(self) -> Schema:
+        required = tuple(one.name for one in self.fields if one.required)
+        schema = schema_object({one.name: one.documented() for one in self.fields}, required)
+        schema["additionalProperties"] = False
+        return {**schema, "allOf": [one.schema() for one in self.rules]} if self.rules else schema
+
+    def read(self, body: object) -> dict[str, Any]:
+        """The value of every field, defaults filled in."""
+        if not isinstance(body, dict):
+            raise Refusal("INVALID_ARGUMENT", f"the body must be an object, not {kind_of(body)}")
+        known = {one.name for one in self.fields}
+        unknown = [name for name in body if name not in known]
+        if unknown:
+            raise unknown_field(str(unknown[0]))
+        for rule in self.rules:
+            rule.check(body)
+        return {one.name: one.read(body.get(one.name)) for one in self.fields}
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What may follow the question mark, each once."""
+
+    fields: tuple[Field, ...] = ()
+    rules: tuple[Rule, ...] = ()
+
+    def read(self, query: Mapping[str, list[str]]) -> dict[str, Any]:
+        known = {one.name for one in self.fields}
+        for name, values in query.items():
+            if name not in known:
+                raise unknown_field(name)
+            if len(values) > 1:
+                raise invalid(shown(name), "is given more than once")
+        for rule in self.rules:
+            rule.check(query)
+        return {one.name: one.read_text(query.get(one.name, [None])[0]) for one in self.fields}
 
 
 def unknown_field(name: str) -> Refusal:
     return invalid(shown(name), "is not a known field")
 
 
-def shown(name: str) -> str:
-    return name if len(name) <= SHOWN_CHARACTERS_MAX else name[:SHOWN_CHARACTERS_MAX] + "..."
+# ---- schemas of answers
 
 
-def kind_of(value: object) -> str:
-    """What JSON calls it."""
-    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
-    names |= {int: "a number", float: "a number", type(None): "null", bytes: "bytes"}
-    return names.get(type(value), type(value).__name__)
-
-
-# ---- readers of bodies
-
-
-def whole(low: int, high: int) -> Reader:
-    def read(name: str, given: Any) -> int:
-        if type(given) is not int:
-            raise invalid(name, f"must be a whole number, not {kind_of(given)}")
-        if not low <= given <= high:
-            raise invalid(name, f"must be in {low}..{high}")
-        return given
-
-    return read
-
-
-def number(low: float, high: float) -> Reader:
-    def read(name: str, given: Any) -> float:
-        if type(given) not in (int, float):
-            raise invalid(name, f"must be a number, not {kind_of(given)}")
-        if not low <= given <= high:
-            raise invalid(name, f"must be in {low}..{high}")
-        value: float = given
-        return value
-
-    return read
-
-
-def text(characters_max: int = TEXT_CHARACTERS_MAX) -> Reader:
-    def read(name: str, given: Any) -> str:
-        if not isinstance(given, str):
-            raise invalid(name, f"must be a string, not {kind_of(given)}")
-        if not 0 < len(given) <= characters_max:
-            raise invalid(name, f"must have 1 to {characters_max} characters")
-        if not encodable(given):
-            raise invalid(name, "is not valid text")
-        return given
-
-    return read
-
-
-def encodable(given: str) -> bool:
-    """JSON can name halves of characters, which no text is made of."""
-    try:
-        given.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def settings(name: str, given: Any) -> dict[str, Detail]:
-    """Names with plain values, as they go over the wire."""
-    if not isinstance(given, dict):
-        raise invalid(name, f"must be an object, not {kind_of(given)}")
-    if len(given) > SETTINGS_MAX:
-        raise invalid(name, f"must have at most {SETTINGS_MAX} settings")
-    read_name, read_text = text(NAME_CHARACTERS_MAX), text()
-    found: dict[str, Detail] = {}
-    for key, value in given.items():
-        place = f"{name}.{shown(read_name(name, key))}"
-        if isinstance(value, str):
-            found[key] = read_text(place, value)
-        elif type(value) is int:
-            found[key] = whole(-(1 << 63), (1 << 63) - 1)(place, value)
-        elif value is None or type(value) is bool:
-            found[key] = value
-        else:
-            raise invalid(place, f"must be a string, whole number or boolean, not {kind_of(value)}")
-    return found
-
-
-# ---- readers of queries
-
-
-def query_whole(low: int, high: int) -> Reader:
-    def read(name: str, given: str) -> int:
-        if not given.isascii() or not given.isdigit() or len(given) > 19:
-            raise invalid(name, f"must be a whole number in {low}..{high}")
-        value = int(given)
-        if not low <= value <= high:
-            raise invalid(name, f"must be in {low}..{high}")
-        return value
-
-    return read
-
-
-def query_flag(name: str, given: str) -> bool:
-    """`?verbose` and `?verbose=` mean yes."""
-    flags = {
-        "": True,
-        "1": True,
-        "true": True,
-        "yes": True,
-        "0": False,
-        "false": False,
-        "no": False,
-    }
-    found = flags.get(given.lower())
-    if found is None:
-        raise invalid(name, "must be true or false")
-    return found
-
-
-def query_time(name: str, given: str) -> int:
-    try:
-        return parse_time(given)
-    except ValueError as error:
-        raise invalid(name, str(error)) from None
-
-
-# ---- schemas
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+BOOLEAN: Schema = {"type": "boolean"}
+TIME: Schema = {"type": "string", "format": "date-time"}
 
 
 def schema_object(properties: Mapping[str, Schema], required: tuple[str, ...] = ()) -> Schema:
@@ -202,15 +170,14 @@ def schema_object(properties: Mapping[str, Schema], required: tuple[str, ...] = 
     return schema
 
 
-def schema_of(spec: tuple[Field, ...]) -> Schema:
-    """Of a body that has these fields and no others."""
-    required = tuple(one.name for one in spec if one.required)
-    schema = schema_object({one.name: one.documented() for one in spec}, required)
-    return {**schema, "additionalProperties": False}
+def answer(properties: Mapping[str, Schema], optional: tuple[str, ...] = ()) -> Schema:
+    """Of an object that has all of these but, sometimes, the optional ones."""
+    return schema_object(properties, tuple(name for name in properties if name not in optional))
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A body that is read elsewhere, with its schema."""
+def array_of(schema: Schema) -> Schema:
+    return {"type": "array", "items": schema}
 
-    schema: Schema = field(default_factory=dict)
+
+def map_of(schema: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": schema}

@@ -5,7 +5,7 @@ makes REST one more client of the single publish and read path, and the tests' f
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from raftq.client.wire.errors import Detail, RaftqError
@@ -24,7 +24,25 @@ class Outgoing:
     priorities: list[int] | None = None
     ttls_ms: list[int | None] | None = None
     delays_ms: list[int | None] | None = None
-    """From now on; filled only for a gateway that supports delays."""
+    """From now on; only until the handler knows when now is, and has made times of them."""
+    deliver_at: list[int | None] | None = None
+    """Times in ms."""
+    many: bool = field(default=False, compare=False)
+    """Whether they came as `messages`, which is how errors name them."""
+
+    def place(self, at: int, name: str) -> str:
+        return f"messages[{at}].{name}" if self.many else name
+
+    def set_times(self, now_ms: int) -> None:
+        """Delays become times; what is due is not delayed at all."""
+        if self.delays_ms is None and self.deliver_at is None:
+            return
+        nothing: list[int | None] = [None] * len(self.values)
+        pairs = zip(self.delays_ms or nothing, self.deliver_at or nothing, strict=True)
+        times = [at if delay is None else now_ms + delay for delay, at in pairs]
+        due = [at if at is not None and at > now_ms else None for at in times]
+        self.delays_ms = None
+        self.deliver_at = due if any(at is not None for at in due) else None
 
 
 class Placed(NamedTuple):
@@ -72,12 +90,6 @@ class Page:
 
 class Gateway(Protocol):
     """Everything raises RaftqErrors. Calls may overlap."""
-
-    @property
-    def supports_ttl(self) -> bool: ...
-
-    @property
-    def supports_delay(self) -> bool: ...
 
     async def publish(self, topic: TopicState, records: Outgoing) -> list[Outcome]:
         """One outcome per record, in order. Raises what is wrong with all of them."""

@@ -6,32 +6,30 @@ from typing import Any
 from raftq.node.http.context import Context
 from raftq.node.http.exposition import CONTENT_TYPE, Exposition
 from raftq.node.http.facts import ReplicaStats
-from raftq.node.http.fields import Field, Schema, query_flag, schema_object
+from raftq.node.http.fields import INTEGER, STRING, TIME, Field, Query, answer, map_of
+from raftq.node.http.kinds import Flag, Schema
 from raftq.node.http.routes import Call, Reply, Route
 from raftq.node.http.values import format_duration, format_time
 
-_STRING: Schema = {"type": "string"}
-_INTEGER: Schema = {"type": "integer"}
-_TIME: Schema = {"type": "string", "format": "date-time"}
 _STATUS: Schema = {"type": "string", "enum": ["pass", "fail"]}
-_ALIVE = {"status": _STATUS, "timestamp": _TIME, "uptime": _STRING}
-_CHECK = schema_object({"status": _STATUS, "message": _STRING, "latency": _STRING})
-_BROKER = schema_object({"node_id": _INTEGER, "topic_count": _INTEGER, "total_size": _INTEGER})
-_READY = {**_ALIVE, "checks": {"type": "object", "additionalProperties": _CHECK}, "broker": _BROKER}
-_TOPIC = schema_object(
+_ALIVE = {"status": _STATUS, "timestamp": TIME, "uptime": STRING}
+_CHECK = answer({"status": _STATUS, "message": STRING, "latency": STRING})
+_BROKER = answer({"node_id": INTEGER, "topic_count": INTEGER, "total_size": INTEGER})
+_READY = {**_ALIVE, "message": STRING, "checks": map_of(_CHECK), "broker": _BROKER}
+_TOPIC = answer(
     {
-        "partitions": {**_INTEGER, "description": "with a replica here"},
-        "leading": _INTEGER,
-        "messages": _INTEGER,
-        "size_bytes": _INTEGER,
+        "partitions": {**INTEGER, "description": "with a replica here"},
+        "leading": INTEGER,
+        "messages": INTEGER,
+        "size_bytes": INTEGER,
     }
 )
 _STATS = {
-    "node_id": _INTEGER,
-    "uptime": _STRING,
-    "topics": _INTEGER,
-    "total_size_bytes": _INTEGER,
-    "topic_stats": {"type": "object", "additionalProperties": _TOPIC},
+    "node_id": INTEGER,
+    "uptime": STRING,
+    "topics": INTEGER,
+    "total_size_bytes": INTEGER,
+    "topic_stats": map_of(_TOPIC),
 }
 
 
@@ -122,35 +120,37 @@ def _count(topics: dict[str, dict[str, int]], one: ReplicaStats) -> None:
 
 
 def health_routes(health: Health) -> tuple[Route, ...]:
-    verbose = Field("verbose", {"type": "boolean"}, query_flag, "also the single checks")
-    version = {"version": _STRING, "node_id": _INTEGER, "cluster_id": _STRING, "started_at": _TIME}
+    verbose = Field("verbose", Flag(), "also the single checks")
+    ready = answer(_READY, ("message", "checks", "broker"))
+    version = {"version": STRING, "node_id": INTEGER, "cluster_id": STRING, "started_at": TIME}
     return (
         Route(
             method="GET", path="/health", name="health", summary="A sign of life",
-            handler=health.health, answer=schema_object({"status": _STRING, "timestamp": _TIME}),
+            handler=health.health, answer=answer({"status": STRING, "timestamp": TIME}),
         ),
         Route(
             method="GET", path="/healthz", name="healthz", summary="Whether the process lives",
-            handler=health.alive, answer=schema_object(_ALIVE),
+            handler=health.alive, answer=answer(_ALIVE),
         ),
         Route(
             method="GET", path="/livez", name="livez", summary="Whether the process lives",
-            handler=health.alive, answer=schema_object(_ALIVE),
+            handler=health.alive, answer=answer(_ALIVE),
         ),
         Route(
             method="GET", path="/readyz", name="readyz", summary="Whether the node takes requests",
-            handler=health.ready, answer=schema_object(_READY), query=(verbose,), errors=(503,),
+            handler=health.ready, answer=ready, query=Query((verbose,)),
+            other={503: ready},
         ),
         Route(
             method="GET", path="/version", name="version", summary="What runs here",
-            handler=health.version, answer=schema_object(version),
+            handler=health.version, answer=answer(version),
         ),
         Route(
             method="GET", path="/stats", name="stats", summary="What this node holds",
-            handler=health.stats, answer=schema_object(_STATS),
+            handler=health.stats, answer=answer(_STATS),
         ),
         Route(
             method="GET", path="/metrics", name="metrics", summary="Figures for Prometheus",
-            handler=health.metrics, answer=_STRING, content_type=CONTENT_TYPE,
+            handler=health.metrics, answer=STRING, content_type=CONTENT_TYPE,
         ),
     )  # fmt: skip

@@ -10,7 +10,7 @@ In JSON, bytes that are UTF-8 are text and others base64 with the encoding named
 are always binaries, and both binaries and texts are taken.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,99 +23,138 @@ from raftq.client.wire.record import (
     Headers,
 )
 from raftq.node.http.errors import Refusal, invalid
-from raftq.node.http.fields import Schema, encodable, kind_of, shown, unknown_field
+from raftq.node.http.fields import INTEGER, STRING, TIME, NotBoth, answer, unknown_field
 from raftq.node.http.gateway import Outgoing, Readable
-from raftq.node.http.values import (
-    format_base64,
-    format_time,
-    parse_base64,
-    parse_duration,
-    parse_time,
+from raftq.node.http.kinds import (
+    Choice,
+    Duration,
+    Kind,
+    Schema,
+    Time,
+    encodable,
+    kind_of,
+    or_null,
+    parsed,
+    shown,
 )
+from raftq.node.http.paths import PARTITION
+from raftq.node.http.values import format_base64, format_time, parse_base64
 
 PRIORITIES = ("critical", "high", "normal", "low", "background")
-PARTITION_MAX = 0x7FFF_FFFF
 
 _NUMBERS = {name: number for number, name in enumerate(PRIORITIES)}
+_NUMBERS |= {name.upper(): number for name, number in _NUMBERS.items()}
 _PLAIN = frozenset({"key", "value"})
-_TEXT: Schema = {"type": "string"}
-_ENCODING: Schema = {"type": "string", "enum": ["text", "base64"], "default": "text"}
-_DURATION: Schema = {"type": "string", "example": "1h30m"}
-_TIME: Schema = {"type": "string", "format": "date-time"}
-_PRIORITY: Schema = {"type": "string", "enum": list(PRIORITIES), "default": "normal"}
-_HEADERS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
+_HEADERS: Schema = {"type": "object", "additionalProperties": STRING}
+_ENCODING: Schema = {"type": "string", "enum": ["text", "base64"]}
+PRIORITY_NAME: Schema = {"type": "string", "enum": list(PRIORITIES)}
+
+
+class Priority(Kind):
+    """A lane by name or number."""
+
+    def schema(self) -> Schema:
+        number = {"type": "integer", "minimum": 0, "maximum": len(PRIORITIES) - 1}
+        name = {"type": "string", "enum": list(_NUMBERS)}
+        return {"anyOf": [name, number], "default": "normal"}
+
+    def read(self, place: str, given: Any) -> int:
+        if type(given) is str:
+            number = _NUMBERS.get(given)
+            if number is not None:
+                return number
+        elif type(given) is int and 0 <= given < len(PRIORITIES):
+            return given
+        raise invalid(place, f"must be one of {', '.join(PRIORITIES)}, or 0..4")
+
+
+# What a message may have besides what depends on an encoding; the column it goes to.
+_COLUMNS: dict[str, tuple[Kind, str]] = {
+    "partition": (PARTITION, "partitions"),
+    "priority": (Priority(), "priorities"),
+    "ttl": (Duration(1), "ttls_ms"),
+    "delay": (Duration(), "delays_ms"),
+    "deliverAt": (Time(), "deliver_at"),
+}
+_ENCODED = Choice(("text", "base64"))
+_NOT_BOTH = NotBoth("delay", "deliverAt")
 
 MESSAGE_SCHEMA: Schema = {
     "type": "object",
     "additionalProperties": False,
     "required": ["value"],
     "properties": {
-        "key": {**_TEXT, "nullable": True},
-        "value": _TEXT,
-        "encoding": {**_ENCODING, "description": "of the value"},
-        "key_encoding": _ENCODING,
-        "headers": _HEADERS,
-        "headers_encoding": {**_ENCODING, "description": "of the headers' values"},
-        "partition": {"type": "integer", "minimum": 0},
-        "priority": {"oneOf": [_PRIORITY, {"type": "integer", "minimum": 0, "maximum": 4}]},
-        "delay": {**_DURATION, "description": "not with deliverAt"},
-        "deliverAt": _TIME,
-        "ttl": _DURATION,
+        "key": or_null(STRING),
+        "value": STRING,
+        "encoding": {**or_null(_ENCODED.schema()), "description": "of the value"},
+        "key_encoding": or_null(_ENCODED.schema()),
+        "headers": or_null(_HEADERS),
+        "headers_encoding": {
+            **or_null(_ENCODED.schema()),
+            "description": "of the headers' values",
+        },
+        **{name: or_null(kind.schema()) for name, (kind, _) in _COLUMNS.items()},
     },
+    "allOf": [_NOT_BOTH.schema()],
 }
-RECORD_SCHEMA: Schema = {
-    "type": "object",
-    "required": ["offset", "timestamp", "key", "value", "priority", "headers"],
-    "properties": {
-        "offset": {"type": "integer"},
-        "timestamp": _TIME,
-        "key": {**_TEXT, "nullable": True},
-        "value": _TEXT,
-        "encoding": _ENCODING,
-        "key_encoding": _ENCODING,
-        "priority": _PRIORITY,
-        "headers": _HEADERS,
-        "headers_encoding": _ENCODING,
-    },
+RECORD = {
+    "offset": INTEGER,
+    "timestamp": TIME,
+    "key": or_null(STRING),
+    "value": STRING,
+    "encoding": _ENCODING,
+    "key_encoding": _ENCODING,
+    "priority": PRIORITY_NAME,
+    "headers": _HEADERS,
+    "headers_encoding": _ENCODING,
 }
+RECORD_SOMETIMES = ("encoding", "key_encoding", "headers_encoding")
+RECORD_SCHEMA = answer(RECORD, RECORD_SOMETIMES)
 KNOWN = frozenset(MESSAGE_SCHEMA["properties"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishRules:
-    """What the reader of messages has to know."""
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """A body with `messages`, or one that is a message itself."""
 
     messages_max: int
-    supports_ttl: bool
-    supports_delay: bool
-    now_ms: int
+    required: bool = True
 
+    def schema(self) -> Schema:
+        many = {"type": "array", "items": MESSAGE_SCHEMA, "minItems": 1}
+        several: Schema = {
+            "type": "object",
+            "properties": {"messages": {**many, "maxItems": self.messages_max}},
+            "required": ["messages"],
+            "additionalProperties": False,
+        }
+        return {"oneOf": [several, MESSAGE_SCHEMA]}
 
-def read_messages(body: object, rules: PublishRules) -> Outgoing:
-    """The columns of a body with `messages`, or of one that is a message itself."""
-    if not isinstance(body, dict):
-        raise Refusal("INVALID_ARGUMENT", f"the body must be an object, not {kind_of(body)}")
-    if "messages" not in body:
-        return _Columns(rules).read_one(body)
-    if len(body) > 1:
-        raise unknown_field(str(next(name for name in body if name != "messages")))
-    messages = body["messages"]
-    if not isinstance(messages, list):
-        raise invalid("messages", f"must be an array, not {kind_of(messages)}")
-    if not messages:
-        raise invalid("messages", "must have at least one message")
-    if len(messages) > rules.messages_max:
-        raise Refusal("TOO_LARGE", f"messages: more than {rules.messages_max} in one request")
-    return _Columns(rules).read_all(messages)
+    def read(self, body: object) -> Outgoing:
+        """The columns."""
+        if not isinstance(body, dict):
+            raise Refusal("INVALID_ARGUMENT", f"the body must be an object, not {kind_of(body)}")
+        if "messages" not in body:
+            return _Columns().read_one(body)
+        if len(body) > 1:
+            raise unknown_field(str(next(name for name in body if name != "messages")))
+        messages = body["messages"]
+        if not isinstance(messages, list):
+            raise invalid("messages", f"must be an array, not {kind_of(messages)}")
+        if not messages:
+            raise invalid("messages", "must have at least one message")
+        if len(messages) > self.messages_max:
+            raise Refusal("TOO_LARGE", f"messages: more than {self.messages_max} in one request")
+        return _Columns().read_all(messages)
 
 
 class _Columns:
     """Collects columns; one that is not plain begins with the first message that has it."""
 
-    __slots__ = ("_extra", "_keyed", "_keys", "_rules", "_values")
+    __slots__ = ("_extra", "_keyed", "_keys", "_many", "_values")
 
-    def __init__(self, rules: PublishRules) -> None:
-        self._rules = rules
+    def __init__(self) -> None:
+        self._many = False
         self._values: list[bytes] = []
         self._keys: list[bytes | None] = []
         self._keyed = False
@@ -126,6 +165,7 @@ class _Columns:
         return self._columns()
 
     def read_all(self, messages: list[Any]) -> Outgoing:
+        self._many = True
         take = self._take
         for at, message in enumerate(messages):
             if type(message) is not dict:
@@ -162,40 +202,14 @@ class _Columns:
         base64 = _encoding(message, "headers_encoding", place)
         if (headers := message.get("headers")) is not None:
             extra.setdefault("headers", {})[at] = _headers(headers, base64, place)
-        if (partition := message.get("partition")) is not None:
-            extra.setdefault("partitions", {})[at] = _partition(partition, place)
-        if (priority := message.get("priority")) is not None:
-            extra.setdefault("priorities", {})[at] = _priority(priority, place)
-        if (ttl := message.get("ttl")) is not None:
-            extra.setdefault("ttls_ms", {})[at] = self._ttl(ttl, f"{place}ttl")
-        if delay := self._delay(message, place):
-            extra.setdefault("delays_ms", {})[at] = delay
-
-    def _ttl(self, given: Any, place: str) -> int:
-        ttl_ms: int = _parsed(parse_duration, given, place)
-        if ttl_ms == 0:
-            raise invalid(place, "must be more than nothing")
-        if not self._rules.supports_ttl:
-            raise Refusal("NOT_SUPPORTED", f"{place}: this version has no ttl of messages")
-        return ttl_ms
-
-    def _delay(self, message: dict[Any, Any], place: str) -> int:
-        """Milliseconds from now; zero and the past are now."""
-        delay, deliver_at = message.get("delay"), message.get("deliverAt")
-        name, delay_ms = "delay", 0
-        if delay is not None and deliver_at is not None:
+        for name, (kind, column) in _COLUMNS.items():
+            if (given := message.get(name)) is not None:
+                extra.setdefault(column, {})[at] = kind.read(place + name, given)
+        if message.get("delay") is not None and message.get("deliverAt") is not None:
             raise invalid(f"{place}deliverAt", "cannot be given together with delay")
-        if delay is not None:
-            delay_ms = _parsed(parse_duration, delay, f"{place}delay")
-        elif deliver_at is not None:
-            name = "deliverAt"
-            delay_ms = _parsed(parse_time, deliver_at, f"{place}deliverAt") - self._rules.now_ms
-        if delay_ms > 0 and not self._rules.supports_delay:
-            raise Refusal("NOT_SUPPORTED", f"{place}{name}: this version has no delayed messages")
-        return max(0, delay_ms)
 
     def _columns(self) -> Outgoing:
-        columns = Outgoing(self._values, self._keys if self._keyed else None)
+        columns = Outgoing(self._values, self._keys if self._keyed else None, many=self._many)
         count = len(self._values)
         for name, found in self._extra.items():
             missing = LANE_NORMAL if name == "priorities" else None
@@ -206,11 +220,7 @@ class _Columns:
 def _encoding(message: dict[Any, Any], name: str, place: str) -> bool:
     """Whether it is base64."""
     given = message.get(name)
-    if given is None or given == "text":
-        return False
-    if given != "base64":
-        raise invalid(place + name, 'must be "base64" or "text"')
-    return True
+    return given is not None and _ENCODED.read(place + name, given) == "base64"
 
 
 def _bytes(given: Any, base64: bool, place: str, name: str) -> bytes:
@@ -219,7 +229,7 @@ def _bytes(given: Any, base64: bool, place: str, name: str) -> bytes:
     if type(given) is not str:
         raise invalid(place + name, f"must be a string, not {kind_of(given)}")
     if base64:
-        data: bytes = _parsed(parse_base64, given, place + name)
+        data: bytes = parsed(parse_base64, given, place + name)
         return data
     try:
         return given.encode()
@@ -240,33 +250,6 @@ def _headers(given: Any, base64: bool, place: str) -> Headers:
     if size > HEADERS_BYTES_MAX:
         raise TooLarge(f"{place}headers: {size} bytes, at most {HEADERS_BYTES_MAX}")
     return found
-
-
-def _partition(given: Any, place: str) -> int:
-    if type(given) is not int:
-        raise invalid(f"{place}partition", f"must be a whole number, not {kind_of(given)}")
-    if not 0 <= given <= PARTITION_MAX:
-        raise invalid(f"{place}partition", f"must be in 0..{PARTITION_MAX}")
-    return given
-
-
-def _priority(given: Any, place: str) -> int:
-    if type(given) is str:
-        number = _NUMBERS.get(given.lower())
-        if number is not None:
-            return number
-    elif type(given) is int and 0 <= given < len(PRIORITIES):
-        return given
-    raise invalid(f"{place}priority", f"must be one of {', '.join(PRIORITIES)}, or 0..4")
-
-
-def _parsed(parse: Callable[[str], Any], given: Any, place: str) -> Any:
-    if type(given) is not str:
-        raise invalid(place, f"must be a string, not {kind_of(given)}")
-    try:
-        return parse(given)
-    except ValueError as error:
-        raise invalid(place, str(error)) from None
 
 
 def write_records(records: Sequence[Readable], binary: bool) -> list[dict[str, Any]]:

@@ -4,11 +4,13 @@ from http import HTTPStatus
 from typing import Any
 
 from raftq.node.http.bodies import JSON, MSGPACK
-from raftq.node.http.fields import Field, Schema, Shape, schema_object, schema_of
+from raftq.node.http.fields import Field, schema_object
+from raftq.node.http.kinds import Schema
+from raftq.node.http.paths import PARAMETERS
 from raftq.node.http.routes import Route
 
-OPENAPI_VERSION = "3.0.3"
-ERRORS_COMMON = (400, 413, 429, 500)
+OPENAPI_VERSION = "3.1.0"
+ERRORS_COMMON = (400, 405, 413, 429, 500)
 ERRORS_RETRY = (429, 503)
 
 ERROR_SCHEMA = schema_object(
@@ -29,10 +31,6 @@ _DESCRIPTION = (
     "are RFC 3339 in UTC. application/msgpack is taken and given everywhere; keys, values and "
     "header values are binaries in it."
 )
-_PATH_PARAMETERS: dict[str, Schema] = {
-    "topic": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,249}$"},
-    "partition": {"type": "integer", "minimum": 0},
-}
 
 
 def openapi_document(routes: tuple[Route, ...], version: str) -> dict[str, Any]:
@@ -55,20 +53,22 @@ def _operation(route: Route) -> dict[str, Any]:
         "responses": _responses(route),
     }
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": _PATH_PARAMETERS[name]}
+        {"name": name, "in": "path", "required": True, "schema": PARAMETERS[name].schema()}
         for name in route.parameters
     ]
-    parameters += [_query(one) for one in route.query]
+    parameters += [_query(one) for one in route.query.fields]
     if parameters:
         operation["parameters"] = parameters
     if route.body is not None:
-        schema = route.body.schema if isinstance(route.body, Shape) else schema_of(route.body)
-        operation["requestBody"] = {"required": True, "content": _content(schema)}
+        content = _content(route.body.schema())
+        operation["requestBody"] = {"required": route.body.required, "content": content}
     return operation
 
 
 def _query(one: Field) -> dict[str, Any]:
-    schema = {**one.schema} if one.default is None else {**one.schema, "default": one.default}
+    schema = one.kind.schema()
+    if one.default is not None:
+        schema["default"] = one.default
     parameter = {"name": one.name, "in": "query", "required": one.required, "schema": schema}
     return {**parameter, "description": one.description} if one.description else parameter
 
@@ -80,6 +80,9 @@ def _responses(route: Route) -> dict[str, Any]:
         content = _content(route.answer)
     phrase = HTTPStatus(route.status).phrase
     responses: dict[str, Any] = {str(route.status): {"description": phrase, "content": content}}
+    for status, schema in route.other.items():
+        described = {"description": HTTPStatus(status).phrase, "content": _content(schema)}
+        responses[str(status)] = described | _waiting(status)
     for status in sorted({*ERRORS_COMMON, *route.errors}):
         responses[str(status)] = _error(status)
     return responses
@@ -90,10 +93,14 @@ def _error(status: int) -> dict[str, Any]:
         "description": HTTPStatus(status).phrase,
         "content": _content({"$ref": "#/components/schemas/Error"}),
     }
-    if status in ERRORS_RETRY:
-        wait = {"description": "seconds", "schema": {"type": "integer"}}
-        response["headers"] = {"Retry-After": wait}
-    return response
+    return response | _waiting(status)
+
+
+def _waiting(status: int) -> dict[str, Any]:
+    if status not in ERRORS_RETRY:
+        return {}
+    wait = {"description": "seconds", "schema": {"type": "integer"}}
+    return {"headers": {"Retry-After": wait}}
 
 
 def _content(schema: Schema) -> dict[str, Any]:

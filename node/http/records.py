@@ -6,39 +6,49 @@ from typing import Any
 from raftq.client.wire.errors import RaftqError, TooLarge
 from raftq.client.wire.layout import LANE_NORMAL
 from raftq.node.http.context import Context
-from raftq.node.http.errors import error_body, invalid, retry_after_s, status_of
-from raftq.node.http.fields import Field, Schema, Shape, query_time, query_whole, schema_object
+from raftq.node.http.errors import error_body, retry_after_s, status_of
+from raftq.node.http.fields import (
+    BOOLEAN,
+    INTEGER,
+    STRING,
+    TIME,
+    Field,
+    NotBoth,
+    Query,
+    answer,
+    array_of,
+)
 from raftq.node.http.gateway import Outcome, Outgoing, Position
+from raftq.node.http.kinds import Time, Whole
 from raftq.node.http.messages import (
-    MESSAGE_SCHEMA,
     PRIORITIES,
+    PRIORITY_NAME,
     RECORD_SCHEMA,
-    PublishRules,
-    read_messages,
+    Messages,
     write_records,
 )
+from raftq.node.http.paths import OFFSET
 from raftq.node.http.routes import Call, Reply, Route
+from raftq.node.http.values import format_time
 
 LIMIT_DEFAULT = 100
 LIMIT_MAX = 1000
-OFFSET_MAX = (1 << 63) - 1
 
-_INTEGER: Schema = {"type": "integer"}
-_STRING: Schema = {"type": "string"}
-
-READ = (
-    Field(
-        "offset", {**_INTEGER, "minimum": 0}, query_whole(0, OFFSET_MAX),
-        "the first offset to read; without it and from_time, the first one kept",
+READ = Query(
+    (
+        Field(
+            "offset", OFFSET,
+            "the first offset to read; without it and from_time, the first one kept",
+        ),
+        Field(
+            "from_time", Time(), "instead of an offset: the first message that is not older",
+        ),
+        Field(
+            "limit", Whole(1, LIMIT_MAX), "at most so many messages; fewer when they are large",
+            default=LIMIT_DEFAULT,
+        ),
     ),
-    Field(
-        "from_time", {"type": "string", "format": "date-time"}, query_time,
-        "instead of an offset: the first message that is not older",
-    ),
-    Field(
-        "limit", {**_INTEGER, "minimum": 1, "maximum": LIMIT_MAX}, query_whole(1, LIMIT_MAX),
-        "at most so many messages; fewer when they are large", default=LIMIT_DEFAULT,
-    ),
+    (NotBoth("offset", "from_time"),),
 )  # fmt: skip
 
 
@@ -52,21 +62,20 @@ class RecordHandlers:
         # What is being fetched is not yet counted: so it is bounded by turns.
         self._turns = asyncio.Semaphore(context.options.reads_max)
 
+    @property
+    def messages_max(self) -> int:
+        return self._options.messages_max
+
     async def publish(self, call: Call) -> Reply:
-        rules = PublishRules(
-            messages_max=self._options.messages_max,
-            supports_ttl=self._gateway.supports_ttl,
-            supports_delay=self._gateway.supports_delay,
-            now_ms=call.now_ms,
-        )
-        records = read_messages(call.body, rules)
+        records: Outgoing = call.body
+        records.set_times(call.now_ms)
         topic = await self._topics.get(call)
         # Both are checked here because records of many callers share a batch, which the leader
         # takes or refuses as a whole.
-        _check_values(records, topic.config.value_bytes_max, call)
+        _check_values(records, topic.config.value_bytes_max)
         if records.partitions is not None:
             highest = max(one for one in records.partitions if one is not None)
-            place = _place(call, records.partitions.index(highest), "partition")
+            place = records.place(records.partitions.index(highest), "partition")
             topic = await self._topics.with_partition(topic, highest, place)
         outcomes = await self._gateway.publish(topic, records)
         assert len(outcomes) == len(records.values)
@@ -75,8 +84,6 @@ class RecordHandlers:
     async def read(self, call: Call) -> Reply:
         query = call.query
         position = Position(query["offset"], query["from_time"])
-        if position.offset is not None and position.time_ms is not None:
-            raise invalid("from_time", "cannot be given together with offset")
         topic, partition = await self._topics.get_partition(call)
         async with self._turns:
             page = await self._gateway.read(
@@ -86,22 +93,17 @@ class RecordHandlers:
         return Reply({"messages": messages, "next_offset": page.next_offset})
 
 
-def _check_values(records: Outgoing, bytes_max: int, call: Call) -> None:
+def _check_values(records: Outgoing, bytes_max: int) -> None:
     sizes = list(map(len, records.values))
     largest = max(sizes)
     if largest > bytes_max:
-        place = _place(call, sizes.index(largest), "value")
+        place = records.place(sizes.index(largest), "value")
         raise TooLarge(f"{place}: {largest} bytes, the topic takes at most {bytes_max}")
-
-
-def _place(call: Call, at: int, name: str) -> str:
-    return f"messages[{at}].{name}" if "messages" in call.body else name
 
 
 def _published(records: Outgoing, outcomes: list[Outcome]) -> Reply:
     """200 as soon as one message was taken; when none was, the status of the first error."""
     lanes = records.priorities or [LANE_NORMAL] * len(outcomes)
-    delays = records.delays_ms
     results: list[dict[str, Any]] = []
     failed: list[RaftqError] = []
     for at, outcome in enumerate(outcomes):
@@ -109,12 +111,16 @@ def _published(records: Outgoing, outcomes: list[Outcome]) -> Reply:
             failed.append(outcome)
             results.append(error_body(outcome))
         else:
-            partition, offset = outcome
-            priority = PRIORITIES[lanes[at]]
-            delayed = delays is not None and delays[at] is not None
-            results.append(
-                {"partition": partition, "offset": offset, "priority": priority, "delayed": delayed}
-            )
+            due = None if records.deliver_at is None else records.deliver_at[at]
+            result: dict[str, Any] = {
+                "partition": outcome.partition,
+                "offset": outcome.offset,
+                "priority": PRIORITIES[lanes[at]],
+                "delayed": due is not None,
+            }
+            if due is not None:
+                result["deliverAt"] = format_time(due)
+            results.append(result)
     if len(failed) < len(outcomes):
         return Reply({"results": results})
     first = failed[0]
@@ -125,26 +131,13 @@ def _published(records: Outgoing, outcomes: list[Outcome]) -> Reply:
 
 
 def record_routes(records: RecordHandlers) -> tuple[Route, ...]:
-    many = schema_object({"messages": {"type": "array", "items": MESSAGE_SCHEMA}}, ("messages",))
-    body = Shape({"oneOf": [{**many, "additionalProperties": False}, MESSAGE_SCHEMA]})
-    result = schema_object(
-        {
-            "partition": _INTEGER,
-            "offset": _INTEGER,
-            "priority": {"type": "string", "enum": list(PRIORITIES)},
-            "delayed": {"type": "boolean"},
-            "deliverAt": {"type": "string", "format": "date-time"},
-            "error": _STRING,
-            "code": _STRING,
-            "retriable": {"type": "boolean"},
-            "outcome": _STRING,
-        }
-    )
-    published = schema_object({"results": {"type": "array", "items": result}}, ("results",))
-    page = schema_object(
-        {"messages": {"type": "array", "items": RECORD_SCHEMA}, "next_offset": _INTEGER},
-        ("messages", "next_offset"),
-    )
+    facts = {"partition": INTEGER, "offset": INTEGER, "priority": PRIORITY_NAME}
+    facts |= {"delayed": BOOLEAN, "deliverAt": TIME}
+    error = {"error": STRING, "code": STRING, "retriable": BOOLEAN, "outcome": STRING}
+    result = answer(facts | error, (*facts, *error))
+    published = answer({"results": array_of(result)})
+    page = answer({"messages": array_of(RECORD_SCHEMA), "next_offset": INTEGER})
+    body = Messages(records.messages_max)
     errors = (404, 409, 503, 507)
     publishing = tuple(
         Route(

@@ -1,8 +1,8 @@
 """The table of everything that is served, and how a path finds its row. (Pure.)
 
 A route says what it takes and what it answers; the server checks requests by it and the OpenAPI
-document is made of it, so neither can know a path that the other does not. Every path is served
-under `/v1` and at the root.
+document is made of it, so neither can know a path, a field or a limit that the other does not.
+Every path is served under `/v1` and at the root.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,21 +11,25 @@ from typing import Any
 from urllib.parse import unquote
 
 from raftq.node.http.errors import Refusal
-from raftq.node.http.fields import Field, Schema, Shape
+from raftq.node.http.fields import Body, Query
+from raftq.node.http.kinds import Schema
 
 VERSION_PREFIX = "v1"
+NO_QUERY = Query()
 
 
 @dataclass(slots=True)
 class Call:
-    """A request whose path, query and (if the route has fields for it) body are checked."""
+    """A request whose path, query and body are checked, and read as what they mean."""
 
-    path: dict[str, str]
+    path: dict[str, Any]
     query: dict[str, Any]
     body: Any
     binary: bool
     """Whether the answer goes out as msgpack."""
     now_ms: int
+    gone: Callable[[], bool] = bool
+    """Whether the caller has hung up."""
 
 
 @dataclass(slots=True)
@@ -51,13 +55,17 @@ class Route:
     summary: str
     handler: Handler
     answer: Schema
-    query: tuple[Field, ...] = ()
-    body: tuple[Field, ...] | Shape | None = None
+    query: Query = NO_QUERY
+    body: Body | None = None
     status: int = 200
+    other: Mapping[int, Schema] = field(default_factory=dict)
+    """Answers with another status that are no errors of the usual shape."""
     errors: tuple[int, ...] = ()
     """Statuses that it may answer besides 400, 413, 429 and 500."""
     content_type: str = ""
     """Of an answer that is neither JSON nor msgpack."""
+    wait_ms: int = 0
+    """For how long it may wait for something to happen, on top of its work."""
 
     @property
     def parameters(self) -> list[str]:

@@ -33,12 +33,13 @@ from raftq.node.http.context import Context
 from raftq.node.http.errors import Refusal, error_body, retry_after_s, status_of
 from raftq.node.http.exposition import Exposition
 from raftq.node.http.facts import NodeFacts
-from raftq.node.http.fields import Shape, read_body, read_query, schema_object
+from raftq.node.http.fields import schema_object
 from raftq.node.http.gateway import Gateway
 from raftq.node.http.health import Health, health_routes
 from raftq.node.http.listener import HttpListener
 from raftq.node.http.openapi import openapi_document
 from raftq.node.http.options import HttpOptions
+from raftq.node.http.paths import PARAMETERS
 from raftq.node.http.records import RecordHandlers, record_routes
 from raftq.node.http.routes import Call, Reply, Route, Router
 from raftq.node.http.topics import TopicHandlers, topic_routes
@@ -160,18 +161,19 @@ class HttpServer:
 
     async def _serve(self, exchange: "_Exchange") -> Reply:
         request = exchange.request
-        route, path = self._router.find(request.method, request.rel_url.raw_path)
+        route, parts = self._router.find(request.method, request.rel_url.raw_path)
         exchange.label = route.name
         exchange.check_origin()
-        query = read_query(route.query, exchange.query())
+        path = {name: PARAMETERS[name].read_text(name, given) for name, given in parts.items()}
+        query = route.query.read(exchange.query())
         body = None
         if route.body is not None:
-            body = exchange.decode(await self._body(exchange))
-            if not isinstance(route.body, Shape):
-                body = read_body(route.body, body)
-        call = Call(path, query, body, exchange.binary, self._wall_ms())
+            sent = await self._body(exchange)
+            given = exchange.decode(sent) if sent or route.body.required else {}
+            body = route.body.read(given)
+        call = Call(path, query, body, exchange.binary, self._wall_ms(), exchange.gone)
         late = Refusal("REQUEST_TIMEOUT", "the cluster did not answer in time", unknown=True)
-        async with _within(self._options.request_ms, late):
+        async with _within(self._options.request_ms + route.wait_ms, late):
             return await route.handler(call)
 
     async def _body(self, exchange: "_Exchange") -> bytes:
@@ -214,6 +216,10 @@ class _Exchange:
         self.share: Share | None = None
         self._content_msgpack = is_msgpack(request.headers.get("Content-Type", ""))
         self.binary = wants_msgpack(request.headers.get("Accept", ""), self._content_msgpack)
+
+    def gone(self) -> bool:
+        transport = self.request.transport
+        return transport is None or transport.is_closing()
 
     def check_origin(self) -> None:
         """A page of another site must not make a browser change something here."""

@@ -4,19 +4,21 @@ from typing import Any
 
 from raftq.client.wire.errors import Detail
 from raftq.cluster.state import ClusterState, PartitionState
-from raftq.cluster.topic_config import check_topic_name
-from raftq.node.http.context import Context, topic_name
+from raftq.node.http.context import Context
 from raftq.node.http.errors import invalid
 from raftq.node.http.fields import (
-    NAME_CHARACTERS_MAX,
+    BOOLEAN,
+    INTEGER,
+    STRING,
     Field,
-    Schema,
-    number,
-    schema_object,
-    settings,
-    text,
-    whole,
+    Fields,
+    OneOf,
+    answer,
+    array_of,
+    map_of,
 )
+from raftq.node.http.kinds import Number, Schema, Settings, Whole, or_null
+from raftq.node.http.paths import TOPIC
 from raftq.node.http.routes import Call, Reply, Route
 
 HOUR_MS = 3_600_000
@@ -25,34 +27,34 @@ RETENTION_HOURS_DEFAULT = 168
 PARTITIONS_MAX = 100_000
 REPLICATION_MAX = 255
 HOURS_MAX = 100 * 365 * 24
+MOVES_MAX = 1000
 INTERNAL_PREFIX = "__"
 
-_STRING: Schema = {"type": "string"}
-_INTEGER: Schema = {"type": "integer"}
-_BOOLEAN: Schema = {"type": "boolean"}
 _SETTINGS: Schema = {"type": "object", "additionalProperties": True}
-_NODES: Schema = {"type": "array", "items": _INTEGER}
+_NODES = array_of(INTEGER)
 
-CREATE = (
-    Field("name", _STRING, text(NAME_CHARACTERS_MAX), required=True),
+CREATE = Fields((
+    Field("name", TOPIC, required=True),
     Field(
-        "num_partitions", {**_INTEGER, "minimum": 0}, whole(0, PARTITIONS_MAX), "0: the default",
-        default=PARTITIONS_DEFAULT,
+        "num_partitions", Whole(0, PARTITIONS_MAX), "0: the default", default=PARTITIONS_DEFAULT,
     ),
     Field(
-        "retention_hours", {"type": "number"}, number(-1, HOURS_MAX),
+        "retention_hours", Number(-1, HOURS_MAX),
         f"0: the default of {RETENTION_HOURS_DEFAULT}, -1: without an end",
     ),
     Field(
-        "replication_factor", {**_INTEGER, "minimum": 0}, whole(0, REPLICATION_MAX),
+        "replication_factor", Whole(0, REPLICATION_MAX),
         "0 or nothing: 3, or as many nodes as there are",
     ),
-    Field("min_insync", {**_INTEGER, "minimum": 1}, whole(1, REPLICATION_MAX)),
-    Field("config", _SETTINGS, settings, "further settings by name"),
-)  # fmt: skip
-ADD_PARTITIONS = (
-    Field("count", {**_INTEGER, "minimum": 1}, whole(1, PARTITIONS_MAX), "in total, afterwards"),
-    Field("partitions", {**_INTEGER, "minimum": 1}, whole(1, PARTITIONS_MAX), "the same as count"),
+    Field("min_insync", Whole(1, REPLICATION_MAX)),
+    Field("config", Settings(), "further settings by name"),
+))  # fmt: skip
+ADD_PARTITIONS = Fields(
+    (
+        Field("count", Whole(1, PARTITIONS_MAX), "in total, afterwards"),
+        Field("partitions", Whole(1, PARTITIONS_MAX), "the same as count"),
+    ),
+    (OneOf(("count", "partitions")),),
 )
 
 
@@ -67,7 +69,6 @@ class TopicHandlers:
     async def create(self, call: Call) -> Reply:
         body = call.body
         name = body["name"]
-        check_topic_name(name)
         config = _config(body)
         partitions = body["num_partitions"] or PARTITIONS_DEFAULT
         replication = body["replication_factor"] or 0
@@ -102,19 +103,15 @@ class TopicHandlers:
         )
 
     async def delete(self, call: Call) -> Reply:
-        name = topic_name(call)
+        name = call.path["topic"]
         await self._gateway.delete_topic(name)
         return Reply({"deleted": True, "name": name})
 
     async def add_partitions(self, call: Call) -> Reply:
-        given = [total for total in call.body.values() if total is not None]
-        if not given:
-            raise invalid("count", "is required")
-        if len(set(given)) > 1:
-            raise invalid("partitions", "contradicts count")
+        total = call.body["count"] or call.body["partitions"]
         topic = await self._topics.get(call)
         before = len(topic.partitions)
-        after = await self._gateway.add_partitions(topic.name, given[0])
+        after = await self._gateway.add_partitions(topic.name, total)
         return Reply(
             {
                 "success": True,
@@ -124,6 +121,21 @@ class TopicHandlers:
                 "partitions_added": list(range(before, after)),
             }
         )
+
+    async def reassignment(self, call: Call) -> Reply:
+        """The partitions that are on their way to other nodes."""
+        moves = [
+            {"topic": topic.name, "partition": number, **_replicas(one)}
+            for topic, number, one in self._facts.metadata.state.all_partitions()
+            if one.target is not None
+        ]
+        return Reply({"moves": moves[:MOVES_MAX], "count": len(moves)})
+
+    async def keys(self, call: Call) -> Reply:
+        return Reply({"keys": [], "enabled": False})
+
+    async def acls(self, call: Call) -> Reply:
+        return Reply({"acls": [], "enabled": False})
 
     async def cluster(self, call: Call) -> Reply:
         metadata = self._facts.metadata
@@ -201,68 +213,73 @@ def _nodes(state: ClusterState) -> list[dict[str, Any]]:
     ]
 
 
-_BOUNDS = schema_object(
-    {"earliest": {**_INTEGER, "nullable": True}, "latest": {**_INTEGER, "nullable": True}}
-)
-_REPLICAS = schema_object(
-    {"leader": {**_INTEGER, "nullable": True}, "replicas": _NODES, "isr": _NODES, "epoch": _INTEGER}
-)
-_DESCRIBED = schema_object(
+_BOUNDS = answer({"earliest": or_null(INTEGER), "latest": or_null(INTEGER)})
+_PLACED = {
+    "leader": or_null(INTEGER),
+    "replicas": _NODES,
+    "isr": _NODES,
+    "epoch": INTEGER,
+    "target": _NODES,
+}
+_REPLICAS = answer(_PLACED, ("target",))
+_DESCRIBED = answer(
     {
-        "name": _STRING,
-        "partitions": _INTEGER,
-        "total_messages": _INTEGER,
-        "total_size_bytes": {**_INTEGER, "description": "of the replicas on the asked node"},
-        "partition_offsets": {"type": "object", "additionalProperties": _BOUNDS},
+        "name": STRING,
+        "partitions": INTEGER,
+        "total_messages": INTEGER,
+        "total_size_bytes": {**INTEGER, "description": "of the replicas on the asked node"},
+        "partition_offsets": map_of(_BOUNDS),
         "config": _SETTINGS,
-        "replicas": {"type": "object", "additionalProperties": _REPLICAS},
+        "replicas": map_of(_REPLICAS),
     }
 )
-_ADDED = schema_object(
+_ADDED = answer(
     {
-        "success": _BOOLEAN,
-        "topic_name": _STRING,
-        "old_partition_count": _INTEGER,
-        "new_partition_count": _INTEGER,
+        "success": BOOLEAN,
+        "topic_name": STRING,
+        "old_partition_count": INTEGER,
+        "new_partition_count": INTEGER,
         "partitions_added": _NODES,
     }
 )
-_NODE = schema_object(
+_NODE = answer(
     {
-        "node_id": _INTEGER,
-        "host": _STRING,
-        "port": _INTEGER,
-        "http_port": _INTEGER,
-        "rack": _STRING,
+        "node_id": INTEGER,
+        "host": STRING,
+        "port": INTEGER,
+        "http_port": INTEGER,
+        "rack": STRING,
         "status": {"type": "string", "enum": ["alive", "draining", "dead"]},
-        "decommissioning": _BOOLEAN,
-        "leading": _INTEGER,
-        "replicas": _INTEGER,
+        "decommissioning": BOOLEAN,
+        "leading": INTEGER,
+        "replicas": INTEGER,
     }
 )
-_CLUSTER = schema_object(
+_CLUSTER = answer(
     {
-        "cluster_id": _STRING,
-        "node_id": _INTEGER,
-        "controller": {**_INTEGER, "nullable": True},
-        "term": _INTEGER,
-        "applied_index": _INTEGER,
+        "cluster_id": STRING,
+        "node_id": INTEGER,
+        "controller": or_null(INTEGER),
+        "term": INTEGER,
+        "applied_index": INTEGER,
         "voters": _NODES,
-        "nodes": {"type": "array", "items": _NODE},
-        "topics": _INTEGER,
-        "partitions": _INTEGER,
-        "leaderless": _INTEGER,
-        "under_replicated": _INTEGER,
-        "under_min_insync": _INTEGER,
-        "moves": _INTEGER,
+        "nodes": array_of(_NODE),
+        "topics": INTEGER,
+        "partitions": INTEGER,
+        "leaderless": INTEGER,
+        "under_replicated": INTEGER,
+        "under_min_insync": INTEGER,
+        "moves": INTEGER,
     }
 )
 
 
 def topic_routes(topics: TopicHandlers) -> tuple[Route, ...]:
-    created = schema_object({"name": _STRING, "partitions": _INTEGER, "created": _BOOLEAN})
-    names = schema_object({"topics": {"type": "array", "items": _STRING}})
-    deleted = schema_object({"deleted": _BOOLEAN, "name": _STRING})
+    created = answer({"name": STRING, "partitions": INTEGER, "created": BOOLEAN})
+    names = answer({"topics": array_of(STRING)})
+    deleted = answer({"deleted": BOOLEAN, "name": STRING})
+    move = answer({"topic": STRING, "partition": INTEGER, **_PLACED})
+    moves = answer({"moves": array_of(move), "count": INTEGER})
     return (
         Route(
             method="POST", path="/topics", name="create_topic", summary="Create a topic",
@@ -285,6 +302,21 @@ def topic_routes(topics: TopicHandlers) -> tuple[Route, ...]:
             method="POST", path="/admin/topics/{topic}/partitions", name="add_partitions",
             summary="Give a topic more partitions", handler=topics.add_partitions, answer=_ADDED,
             body=ADD_PARTITIONS, errors=(404, 503),
+        ),
+        Route(
+            method="GET", path="/admin/reassignment", name="reassignment",
+            summary="Partitions whose replicas are being moved", handler=topics.reassignment,
+            answer=moves,
+        ),
+        Route(
+            method="GET", path="/admin/keys", name="keys",
+            summary="Keys of callers; this version knows none", handler=topics.keys,
+            answer=answer({"keys": array_of(STRING), "enabled": BOOLEAN}),
+        ),
+        Route(
+            method="GET", path="/admin/acls", name="acls",
+            summary="Rights of callers; this version knows none", handler=topics.acls,
+            answer=answer({"acls": array_of(STRING), "enabled": BOOLEAN}),
         ),
         Route(
             method="GET", path="/admin/cluster", name="cluster",

@@ -15,8 +15,10 @@ DURATION_CHARACTERS_MAX = 64
 DURATION_MS_MAX = 100 * 365 * UNITS_MS["d"]
 TIME_CHARACTERS_MAX = 40
 
-_PART = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)(ms|s|m|h|d)", re.ASCII)
-_DURATION = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
+DURATION_PATTERN = r"(?:[0-9]{1,15}(?:\.[0-9]{1,9})?(?:ms|s|m|h|d))+"
+
+_PART = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)")
+_DURATION = re.compile(DURATION_PATTERN)
 _TIME = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII
 )

@@ -105,9 +105,6 @@ class FakeFacts:
 class FakeGateway:
     """A cluster of lists. `error` is raised by the next calls, `gate` holds them up."""
 
-    supports_ttl = False
-    supports_delay = False
-
     def __init__(self, metadata: FakeMetadata) -> None:
         self._metadata = metadata
         self.logs: dict[str, list[list[Record]]] = {}

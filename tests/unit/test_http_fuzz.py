@@ -17,10 +17,10 @@ from yarl import URL
 from raftq.client.wire.errors import RaftqError
 from raftq.node.http.bodies import decode_json, decode_msgpack
 from raftq.node.http.errors import Refusal
-from raftq.node.http.messages import KNOWN, PublishRules, read_messages
+from raftq.node.http.messages import KNOWN, Messages
 from raftq.node.http.options import HttpOptions
 
-RULES = PublishRules(messages_max=50, supports_ttl=True, supports_delay=True, now_ms=0)
+BODY = Messages(messages_max=50)
 FEW = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -150,13 +150,21 @@ def test_random_bytes_on_the_port_end_their_own_connection_only(
 @given(body=bodies)
 def test_the_reader_of_messages_refuses_or_gives_whole_columns(body: Any) -> None:
     try:
-        columns = read_messages(body, RULES)
+        columns = BODY.read(body)
     except (Refusal, RaftqError):
         return
     count = len(columns.values)
     assert count
     assert set(map(type, columns.values)) == {bytes}
-    for name in ("keys", "headers", "partitions", "priorities", "ttls_ms", "delays_ms"):
+    for name in (
+        "keys",
+        "headers",
+        "partitions",
+        "priorities",
+        "ttls_ms",
+        "delays_ms",
+        "deliver_at",
+    ):
         column = getattr(columns, name)
         assert column is None or len(column) == count
 

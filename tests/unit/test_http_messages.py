@@ -15,22 +15,20 @@ from raftq.node.http.messages import (
     KNOWN,
     MESSAGE_SCHEMA,
     RECORD_SCHEMA,
-    PublishRules,
-    read_messages,
+    Messages,
     write_records,
 )
 
 NOW_MS = 1_700_000_000_000
-RULES = PublishRules(messages_max=5, supports_ttl=False, supports_delay=False, now_ms=NOW_MS)
-ABLE = PublishRules(messages_max=5, supports_ttl=True, supports_delay=True, now_ms=NOW_MS)
+BODY = Messages(messages_max=5)
 
 
 def many(*messages: Any) -> Outgoing:
-    return read_messages({"messages": list(messages)}, RULES)
+    return BODY.read({"messages": list(messages)})
 
 
 def test_one_message_needs_no_list() -> None:
-    columns = read_messages({"value": "v", "key": "k"}, RULES)
+    columns = BODY.read({"value": "v", "key": "k"})
     assert columns == Outgoing([b"v"], [b"k"])
     assert columns == many({"value": "v", "key": "k"})
 
@@ -120,7 +118,7 @@ def test_a_wrong_field_is_named_with_its_message(message: dict[Any, Any], place:
     assert refused.value.code == "INVALID_ARGUMENT"
     assert len(str(refused.value)) < 300
     with pytest.raises(Refusal, match=rf"^{place}"):
-        read_messages(message, RULES)
+        BODY.read(message)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +137,7 @@ def test_a_wrong_field_is_named_with_its_message(message: dict[Any, Any], place:
 )
 def test_a_body_of_another_shape_is_refused(body: object, problem: str) -> None:
     with pytest.raises(Refusal, match=problem):
-        read_messages(body, RULES)
+        BODY.read(body)
 
 
 @pytest.mark.parametrize(
@@ -155,34 +153,23 @@ def test_over_a_limit_of_records_is_too_large(message: dict[str, Any], place: st
         many(message)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"value": "v", "delay": "5s"},
-        {"value": "v", "deliverAt": "2033-01-01T00:00:00Z"},
-        {"value": "v", "ttl": "1h"},
-    ],
-)
-def test_what_the_data_plane_does_not_offer_is_refused_by_name(message: dict[str, Any]) -> None:
-    with pytest.raises(Refusal) as refused:
-        many(message)
-    assert refused.value.code == "NOT_SUPPORTED"
-    assert refused.value.status == 400
-
-
 def test_a_delay_of_nothing_and_a_time_in_the_past_mean_now() -> None:
-    assert many({"value": "v", "delay": "0s"}) == Outgoing([b"v"])
-    assert many({"value": "v", "deliverAt": "2001-01-01T00:00:00Z"}) == Outgoing([b"v"])
+    for when in ({"delay": "0s"}, {"deliverAt": "2001-01-01T00:00:00Z"}):
+        columns = many({"value": "v", **when})
+        columns.set_times(NOW_MS)
+        assert columns == Outgoing([b"v"])
 
 
-def test_delays_and_ttls_become_columns_where_they_are_offered() -> None:
+def test_delays_and_ttls_become_columns() -> None:
     messages = [
         {"value": "a", "delay": "5s"},
         {"value": "b", "deliverAt": "2023-11-14T22:13:21Z"},
         {"value": "c", "ttl": "1h"},
     ]
-    columns = read_messages({"messages": messages}, ABLE)
-    assert columns.delays_ms == [5000, 1000, None]
+    columns = many(*messages)
+    columns.set_times(NOW_MS)
+    assert columns.delays_ms is None
+    assert columns.deliver_at == [NOW_MS + 5000, NOW_MS + 1000, None]
     assert columns.ttls_ms == [None, None, 3_600_000]
 
 

@@ -1,0 +1,332 @@
+"""Kinds of values: each checks what callers send and documents it, from the same limits. (Pure.)
+
+A kind has a JSON schema and two readers: `read` for a value of a body, `read_text` for what stands
+in a path or a query, where everything is text. A reader returns what the value means, or refuses it
+with an INVALID_ARGUMENT that names the place.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from raftq.client.wire.errors import Detail
+from raftq.node.http.errors import Refusal, invalid
+from raftq.node.http.values import (
+    DURATION_CHARACTERS_MAX,
+    DURATION_MS_MAX,
+    DURATION_PATTERN,
+    parse_duration,
+    parse_time,
+)
+
+Schema = dict[str, Any]
+
+NAME_CHARACTERS_MAX = 249
+TEXT_CHARACTERS_MAX = 4096
+SETTINGS_MAX = 64
+SHOWN_CHARACTERS_MAX = 60
+INTEGER_MAX = (1 << 63) - 1
+_WHOLE_CHARACTERS_MAX = 20
+
+
+def shown(name: str) -> str:
+    return name if len(name) <= SHOWN_CHARACTERS_MAX else name[:SHOWN_CHARACTERS_MAX] + "..."
+
+
+def kind_of(value: object) -> str:
+    """What JSON calls it."""
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
+    names |= {int: "a number", float: "a number", type(None): "null", bytes: "bytes"}
+    return names.get(type(value), type(value).__name__)
+
+
+def encodable(given: str) -> bool:
+    """JSON can name halves of characters, which no text is made of."""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+class Kind:
+    """Base of all kinds."""
+
+    def schema(self) -> Schema:
+        raise NotImplementedError
+
+    def read(self, place: str, given: Any) -> Any:
+        raise NotImplementedError
+
+    def read_text(self, place: str, given: str) -> Any:
+        return self.read(place, given)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(Kind):
+    """A whole number, both ends included."""
+
+    low: int
+    high: int
+
+    def schema(self) -> Schema:
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+    def read(self, place: str, given: Any) -> int:
+        if type(given) is not int:
+            raise invalid(place, f"must be a whole number, not {kind_of(given)}")
+        if not self.low <= given <= self.high:
+            raise invalid(place, f"must be in {self.low}..{self.high}")
+        return given
+
+    def read_text(self, place: str, given: str) -> int:
+        digits = given[1:] if given.startswith("-") else given
+        if not digits.isascii() or not digits.isdigit() or len(given) > _WHOLE_CHARACTERS_MAX:
+            raise invalid(place, f"must be a whole number in {self.low}..{self.high}")
+        return self.read(place, int(given))
+
+
+@dataclass(frozen=True, slots=True)
+class Number(Kind):
+    """A number, both ends included."""
+
+    low: float
+    high: float
+
+    def schema(self) -> Schema:
+        return {"type": "number", "minimum": self.low, "maximum": self.high}
+
+    def read(self, place: str, given: Any) -> float:
+        if type(given) not in (int, float):
+            raise invalid(place, f"must be a number, not {kind_of(given)}")
+        if not self.low <= given <= self.high:
+            raise invalid(place, f"must be in {self.low}..{self.high}")
+        value: float = given
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Kind):
+    """Text of some characters; `pattern` has to match all of it."""
+
+    most: int = TEXT_CHARACTERS_MAX
+    pattern: str = ""
+    least: int = 1
+
+    def schema(self) -> Schema:
+        schema: Schema = {"type": "string", "minLength": self.least, "maxLength": self.most}
+        return {**schema, "pattern": f"^{self.pattern}$"} if self.pattern else schema
+
+    def read(self, place: str, given: Any) -> str:
+        if not isinstance(given, str):
+            raise invalid(place, f"must be a string, not {kind_of(given)}")
+        if not self.least <= len(given) <= self.most:
+            raise invalid(place, f"must have {self.least} to {self.most} characters")
+        if not encodable(given):
+            raise invalid(place, "is not valid text")
+        if self.pattern and not re.fullmatch(self.pattern, given, re.ASCII):
+            raise invalid(place, f"must match {self.pattern}")
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Kind):
+    """One of some words."""
+
+    words: tuple[str, ...]
+
+    def schema(self) -> Schema:
+        return {"type": "string", "enum": list(self.words)}
+
+    def read(self, place: str, given: Any) -> str:
+        if not isinstance(given, str) or given not in self.words:
+            raise invalid(place, f"must be one of {', '.join(self.words)}")
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class Flag(Kind):
+    """Yes or no. In a query `?verbose` and `?verbose=` mean yes."""
+
+    def schema(self) -> Schema:
+        words = [word for word in _FLAGS if word not in ("true", "false")]
+        return {"anyOf": [{"type": "boolean"}, {"type": "string", "enum": words}]}
+
+    def read(self, place: str, given: Any) -> bool:
+        if type(given) is bool:
+            return given
+        found = _FLAGS.get(given) if isinstance(given, str) else None
+        if found is None:
+            raise invalid(place, "must be true or false")
+        return found
+
+
+_FLAGS = {
+    "": True, "1": True, "true": True, "True": True, "yes": True,
+    "0": False, "false": False, "False": False, "no": False,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Duration(Kind):
+    """A string such as "1h30m"; means milliseconds."""
+
+    least_ms: int = 0
+    most_ms: int = DURATION_MS_MAX
+
+    def schema(self) -> Schema:
+        return {
+            "type": "string",
+            "pattern": f"^({DURATION_PATTERN}|0)$",
+            "maxLength": DURATION_CHARACTERS_MAX,
+            "example": "1h30m",
+        }
+
+    def read(self, place: str, given: Any) -> int:
+        ms: int = parsed(parse_duration, given, place)
+        if ms < self.least_ms:
+            raise invalid(place, f"must be at least {self.least_ms}ms")
+        if ms > self.most_ms:
+            raise invalid(place, f"must be at most {self.most_ms}ms")
+        return ms
+
+
+@dataclass(frozen=True, slots=True)
+class Time(Kind):
+    """A time of RFC 3339; means milliseconds since 1970."""
+
+    def schema(self) -> Schema:
+        return {"type": "string", "format": "date-time"}
+
+    def read(self, place: str, given: Any) -> int:
+        ms: int = parsed(parse_time, given, place)
+        return ms
+
+
+@dataclass(frozen=True, slots=True)
+class Listed(Kind):
+    """An array of one kind."""
+
+    each: Kind
+    most: int
+    least: int = 1
+
+    def schema(self) -> Schema:
+        items = self.each.schema()
+        return {"type": "array", "items": items, "minItems": self.least, "maxItems": self.most}
+
+    def read(self, place: str, given: Any) -> list[Any]:
+        if not isinstance(given, list):
+            raise invalid(place, f"must be an array, not {kind_of(given)}")
+        if not self.least <= len(given) <= self.most:
+            raise invalid(place, f"must have {self.least} to {self.most} items")
+        return [self.each.read(f"{place}[{at}]", one) for at, one in enumerate(given)]
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Kind):
+    """An object with any names of one kind, and values of another."""
+
+    names: Kind
+    each: Kind
+    most: int
+    least: int = 1
+
+    def schema(self) -> Schema:
+        return {
+            "type": "object",
+            "propertyNames": _as_text(self.names.schema()),
+            "additionalProperties": self.each.schema(),
+            "minProperties": self.least,
+            "maxProperties": self.most,
+        }
+
+    def read(self, place: str, given: Any) -> dict[Any, Any]:
+        if not isinstance(given, dict):
+            raise invalid(place, f"must be an object, not {kind_of(given)}")
+        if not self.least <= len(given) <= self.most:
+            raise invalid(place, f"must have {self.least} to {self.most} fields")
+        found: dict[Any, Any] = {}
+        for name, value in given.items():
+            if not isinstance(name, str):
+                raise invalid(place, "names must be strings")
+            key = self.names.read_text(f"{place}.{shown(name)}", name)
+            if key in found:
+                raise invalid(f"{place}.{shown(name)}", "is there twice")
+            found[key] = self.each.read(f"{place}.{shown(name)}", value)
+        return found
+
+
+def _as_text(schema: Schema) -> Schema:
+    """Of names, which are always text: that of a number is its digits."""
+    if schema.get("type") != "integer":
+        return schema
+    return {"type": "string", "pattern": f"^[0-9]{{1,{len(str(schema['maximum'])) - 1}}}$"}
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf(Kind):
+    """The first of several kinds that takes it; `what` is said when none does."""
+
+    kinds: tuple[Kind, ...]
+    what: str
+
+    def schema(self) -> Schema:
+        return {"anyOf": [one.schema() for one in self.kinds]}
+
+    def read(self, place: str, given: Any) -> Any:
+        for one in self.kinds:
+            try:
+                return one.read(place, given)
+            except Refusal:
+                continue
+        raise invalid(place, f"must be {self.what}")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings(Kind):
+    """Names with plain values, as they go over the wire."""
+
+    def schema(self) -> Schema:
+        limits = {"minimum": -INTEGER_MAX - 1, "maximum": INTEGER_MAX}
+        each = [Text().schema(), {"type": "integer", **limits}, {"type": "boolean"}]
+        return {
+            "type": "object",
+            "propertyNames": Text(NAME_CHARACTERS_MAX).schema(),
+            "additionalProperties": {"anyOf": [*each, {"type": "null"}]},
+            "maxProperties": SETTINGS_MAX,
+        }
+
+    def read(self, place: str, given: Any) -> dict[str, Detail]:
+        if not isinstance(given, dict):
+            raise invalid(place, f"must be an object, not {kind_of(given)}")
+        if len(given) > SETTINGS_MAX:
+            raise invalid(place, f"must have at most {SETTINGS_MAX} settings")
+        name = Text(NAME_CHARACTERS_MAX)
+        return {
+            key: _setting(f"{place}.{shown(name.read(place, key))}", given[key]) for key in given
+        }
+
+
+def _setting(place: str, value: Any) -> Detail:
+    if isinstance(value, str):
+        return Text().read(place, value)
+    if type(value) is int:
+        return Whole(-INTEGER_MAX - 1, INTEGER_MAX).read(place, value)
+    if value is None or type(value) is bool:
+        return value
+    raise invalid(place, f"must be a string, whole number or boolean, not {kind_of(value)}")
+
+
+def parsed(parse: Callable[[str], Any], given: Any, place: str) -> Any:
+    if type(given) is not str:
+        raise invalid(place, f"must be a string, not {kind_of(given)}")
+    try:
+        return parse(given)
+    except ValueError as error:
+        raise invalid(place, str(error)) from None

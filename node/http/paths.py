@@ -1,0 +1,16 @@
+"""What may stand in a path, by the name of its parameter. (Pure.)"""
+
+from raftq.node.http.kinds import INTEGER_MAX, NAME_CHARACTERS_MAX, Kind, Text, Whole
+
+PARTITION_MAX = 0x7FFF_FFFF
+TOPIC = Text(NAME_CHARACTERS_MAX, r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
+GROUP = Text(NAME_CHARACTERS_MAX)
+PARTITION = Whole(0, PARTITION_MAX)
+OFFSET = Whole(0, INTEGER_MAX)
+
+PARAMETERS: dict[str, Kind] = {
+    "topic": TOPIC,
+    "group": GROUP,
+    "partition": PARTITION,
+    "offset": OFFSET,
+}
