@@ -25,7 +25,7 @@ from itertools import accumulate
 import mmh3
 
 from raftq.client.options import LANES, ProducerOptions
-from raftq.client.outbox import Batch, Outbox, Topic
+from raftq.client.outbox import Batch, Outbox, Times, Topic
 from raftq.client.results import Deliveries, Delivery
 from raftq.client.retry import again
 from raftq.client.wire.errors import RaftqError
@@ -89,7 +89,7 @@ class Accumulator:
             return self._cut_off(self.topics.pop(name, None))
 
     def _cut_off(self, topic: Topic | None) -> Topic | None:
-        for outbox in topic.outboxes if topic is not None else ():
+        for outbox in topic.every() if topic is not None else ():
             for batch in outbox.open:
                 if batch is not None:
                     batch.close()
@@ -135,6 +135,7 @@ class Accumulator:
         priority: str | int,
         partition: int | None,
         timestamp: int | None,
+        times: Times | None = None,
     ) -> Delivery | None:
         """Take one record that was checked; None when there is no room, or its topic or partition
         is unknown."""
@@ -150,17 +151,20 @@ class Accumulator:
                 size += sum([len(name) + len(item) + 4 for name, item in headers.items()])
             if self.used + size > self._buffer_bytes and self.used:
                 return None
+            later = times is not None and times[0] > 0
             if partition is not None:
-                batch = self._batch(topic.outboxes[partition], lane)
+                batch = self._batch(topic.outboxes[partition], lane, later)
                 batch.by_number = True
             elif key is not None:
                 number = mmh3.hash(key, signed=False) % len(topic.outboxes)
-                batch = self._batch(topic.outboxes[number], lane)
+                batch = self._batch(topic.outboxes[number], lane, later)
                 batch.by_key = True
             else:
-                batch = self._sticky(topic, priority, lane)
+                batch = self._sticky(topic, priority, lane, later)
             index = len(batch.values)
             batch.add(value, key, headers, timestamp)
+            if times is not None:
+                batch.add_times(times)
             self.used += size
             batch.size += size
             if batch.size >= self._batch_bytes or index + 1 >= self._batch_records:
@@ -225,17 +229,21 @@ class Accumulator:
             self.refusal = error
             for topic in self.topics.values():
                 topic.sticky.clear()
+                topic.sticky_later.clear()
             self.room.notify_all()
 
-    def _sticky(self, topic: Topic, priority: str | int, lane: int) -> Batch:
+    def _sticky(self, topic: Topic, priority: str | int, lane: int, later: bool = False) -> Batch:
         """The open batch that records without a key go to now."""
-        batch = topic.sticky.get(priority)
+        sticky = topic.sticky_later if later else topic.sticky
+        batch = sticky.get(priority)
         if batch is None or batch.closed:
-            batch = topic.sticky[priority] = self._batch(topic.choose(), lane)
+            batch = sticky[priority] = self._batch(topic.choose(), lane, later)
         return batch
 
-    def _batch(self, outbox: Outbox, lane: int) -> Batch:
+    def _batch(self, outbox: Outbox, lane: int, later: bool = False) -> Batch:
         """The open batch of a partition and lane."""
+        if later:
+            outbox = outbox.for_later()
         batch = outbox.open[lane]
         if batch is None:
             now = self.options.wall_ms()

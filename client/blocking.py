@@ -9,6 +9,7 @@ A Producer and an Admin may be used by many threads at once, a Consumer by one a
 
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -111,21 +112,32 @@ class Producer(_Blocking):
         priority: str | int = "normal",
         partition: int | None = None,
         timestamp: int | None = None,
+        delay: float | None = None,
+        deliver_at: float | datetime | None = None,
+        ttl: float | None = None,
     ) -> Delivery:
-        """Take a record for sending; blocks while the buffer is full, at most `max_block_ms`."""
+        """Take a record for sending; blocks while the buffer is full, at most `max_block_ms`.
+
+        `delay` (seconds) or `deliver_at` (ms since 1970, or a datetime) hide it until then, `ttl`
+        (seconds, from when it is due) ends it.
+        """
         if self._refusal is not None:
             self._refuse()
-        plain = key is None and headers is None and partition is None and timestamp is None
+        plain = (
+            key is None and headers is None and partition is None and timestamp is None
+            and delay is None and deliver_at is None and ttl is None
+        )  # fmt: skip
         if plain and type(value) is bytes:
             delivery = self._offer_value(topic, value, priority)
             if delivery is not None:
                 return delivery
+        times = None if plain else self._client.times(delay, deliver_at, ttl)
         self._client.check(value, key, headers, priority, partition, timestamp)
         offer = self._client._accumulator.offer
-        delivery = offer(topic, value, key, headers, priority, partition, timestamp)
+        delivery = offer(topic, value, key, headers, priority, partition, timestamp, times)
         while delivery is None:
             self._make_room(topic, partition, len(value) + RECORD_BYTES)
-            delivery = offer(topic, value, key, headers, priority, partition, timestamp)
+            delivery = offer(topic, value, key, headers, priority, partition, timestamp, times)
         return delivery
 
     def send_many(

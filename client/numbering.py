@@ -28,6 +28,8 @@ def number(outbox: Outbox, batch: Batch, codec: int) -> None:
             batch.keys,
             batch.headers,
             batch.timestamp if batch.timestamps is None else batch.timestamps,
+            batch.expiries,
+            deliver_at=batch.deliver_at,
             lane=batch.lane,
             codec=codec,
             producer=producer,

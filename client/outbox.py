@@ -7,7 +7,7 @@ sender encodes, sends and settles them on the loop. Each field says to whom it b
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from raftq.client.results import Appended, Outcome
 from raftq.client.retry import again, out_of_time
@@ -15,14 +15,16 @@ from raftq.client.wire.errors import RaftqError
 from raftq.client.wire.layout import LANE_COUNT
 from raftq.client.wire.record import Headers
 
+Times = tuple[int, int]  # when a record is due and when it ends, in ms; 0: at once, never
+
 
 class Batch(Outcome):
     """Records of one partition and lane, from the first `send` to the acknowledgement."""
 
     __slots__ = (
-        "base_offset", "by_key", "by_number", "closed", "count", "deadline", "due", "headers",
-        "keys", "lane", "maybe_written", "number", "outbox", "plain", "raw", "size", "timestamp",
-        "timestamps", "turn", "values", "waits",
+        "base_offset", "by_key", "by_number", "closed", "count", "deadline", "deliver_at", "due",
+        "expiries", "headers", "keys", "lane", "maybe_written", "number", "outbox", "plain", "raw",
+        "size", "timestamp", "timestamps", "turn", "values", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +43,8 @@ class Batch(Outcome):
         self.headers: list[Headers | None] | None = None
         self.timestamps: list[int] | None = None
         self.timestamp = timestamp
+        self.expiries: list[int] | None = None  # 0: never
+        self.deliver_at: list[int] | None = [] if outbox.delayed else None
         self.plain = True  # open, and values only so far
         self.size = 0
         self.count = 0  # set when it is closed
@@ -74,7 +78,29 @@ class Batch(Outcome):
             self.headers.append(headers)
         if self.timestamps is not None:
             self.timestamps.append(self.timestamp if timestamp is None else timestamp)
-        self.plain = self.keys is None and self.headers is None and self.timestamps is None
+        if self.expiries is not None:
+            self.expiries.append(0)
+        self.plain = self._is_plain()
+
+    def add_times(self, times: Times) -> None:
+        """When the record that was added last is due, and when it ends."""
+        deliver_at, expires_at = times
+        if self.deliver_at is not None:
+            self.deliver_at.append(deliver_at)
+        if expires_at:
+            if self.expiries is None:
+                self.expiries = [0] * len(self.values)
+            self.expiries[-1] = expires_at
+        self.plain = False
+
+    def _is_plain(self) -> bool:
+        return (
+            self.keys is None
+            and self.headers is None
+            and self.timestamps is None
+            and self.expiries is None
+            and self.deliver_at is None
+        )
 
     def extend(self, values: Sequence[bytes], keys: Sequence[bytes | None] | None) -> None:
         count = len(self.values)
@@ -87,7 +113,9 @@ class Batch(Outcome):
             self.headers.extend([None] * len(values))
         if self.timestamps is not None:
             self.timestamps.extend([self.timestamp] * len(values))
-        self.plain = self.keys is None and self.headers is None and self.timestamps is None
+        if self.expiries is not None:
+            self.expiries.extend([0] * len(values))
+        self.plain = self._is_plain()
 
     def close(self) -> None:
         self.closed = True
@@ -100,26 +128,35 @@ class Batch(Outcome):
             raise again(self.error)
         timestamp = self.timestamp if self.timestamps is None else self.timestamps[index]
         offset = self.base_offset + index if self.base_offset >= 0 else -1
-        return Appended(self.outbox.topic, self.outbox.partition, offset, timestamp)
+        where = self.outbox.topic, self.outbox.partition
+        if self.deliver_at is not None:
+            return Appended(*where, offset, timestamp, True, self.deliver_at[index])
+        return Appended(*where, offset, timestamp)
 
     def drop_columns(self) -> None:
-        """Once encoded, the bytes are all that is needed; timestamps stay for the results."""
+        """Once encoded, the bytes are all that is needed; what results tell stays."""
         self.values = []
-        self.keys = self.headers = None
+        self.keys = self.headers = self.expiries = None
 
 
 class Outbox:
-    """What waits for one partition. `window` and what follows it belong to the sender."""
+    """What waits for one partition. `window` and what follows it belong to the sender.
+
+    Records that are not yet due go to a log of their own with a numbering of its own, so they have
+    an outbox of their own: `later`, made when the first one comes.
+    """
 
     __slots__ = (
-        "attempts", "closed", "connecting", "doubts", "encoded", "gap", "identity", "last_error",
-        "node", "open", "partition", "renewing", "retired", "returned", "sequence", "stuck",
-        "timer", "topic", "window",
+        "attempts", "closed", "connecting", "delayed", "doubts", "encoded", "gap", "identity",
+        "last_error", "later", "node", "open", "partition", "renewing", "retired", "returned",
+        "sequence", "stuck", "timer", "topic", "window",
     )  # fmt: skip
 
-    def __init__(self, topic: str, partition: int) -> None:
+    def __init__(self, topic: str, partition: int, delayed: bool = False) -> None:
         self.topic = topic
         self.partition = partition
+        self.delayed = delayed
+        self.later: Outbox | None = None
         self.open: list[Batch | None] = [None] * LANE_COUNT
         self.closed: deque[Batch] = deque()
         self.stuck = False  # nothing gets through right now: records without a key go elsewhere
@@ -138,6 +175,11 @@ class Outbox:
         self.doubts = 0  # refusals that another topic of the same name would explain
         self.retired: RaftqError | None = None  # the topic is gone: nothing more is sent
 
+    def for_later(self) -> "Outbox":
+        if self.later is None:
+            self.later = Outbox(self.topic, self.partition, delayed=True)
+        return self.later
+
 
 def too_late(batch: Batch, timeout_ms: int) -> RaftqError:
     """The end of a batch whose time is spent."""
@@ -152,7 +194,7 @@ class Topic:
     """The outboxes of a topic's partitions. A topic that is deleted and created again is another
     one: it has another id."""
 
-    __slots__ = ("name", "next", "outboxes", "sticky", "topic_id")
+    __slots__ = ("name", "next", "outboxes", "sticky", "sticky_later", "topic_id")
 
     def __init__(self, name: str, partitions: int, topic_id: int) -> None:
         self.name = name
@@ -160,7 +202,15 @@ class Topic:
         self.outboxes = [Outbox(name, number) for number in range(partitions)]
         # By priority as callers say it: where records without a key go until it is closed.
         self.sticky: dict[str | int, Batch] = {}
+        self.sticky_later: dict[str | int, Batch] = {}
         self.next = 0
+
+    def every(self) -> "Iterator[Outbox]":
+        """All outboxes, those of delayed records too."""
+        for outbox in self.outboxes:
+            yield outbox
+            if outbox.later is not None:
+                yield outbox.later
 
     def choose(self) -> Outbox:
         """Round robin, past partitions that are stuck while others are not."""

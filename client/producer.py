@@ -11,17 +11,19 @@ next `flush` or `close`, so that none is lost in silence.
 
 import asyncio
 from collections.abc import Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Unpack
 
 from raftq.client.accumulator import Accumulator, Rows, partition_of
 from raftq.client.base import Client
 from raftq.client.options import Bootstrap, ProducerOptions, ProducerSettings, lane_of
-from raftq.client.outbox import Batch
+from raftq.client.outbox import Batch, Times
 from raftq.client.results import Deliveries, Delivery
 from raftq.client.retry import again
 from raftq.client.sender import Sender
 from raftq.client.tasks import let_others_run
+from raftq.client.times import record_times
 from raftq.client.wire.errors import (
     InvalidArgument,
     QueueClosed,
@@ -68,23 +70,34 @@ class Producer(Client):
         priority: str | int = "normal",
         partition: int | None = None,
         timestamp: int | None = None,
+        delay: float | None = None,
+        deliver_at: float | datetime | None = None,
+        ttl: float | None = None,
     ) -> Delivery:
-        """Take a record for sending; waits while the buffer is full, at most `max_block_ms`."""
+        """Take a record for sending; waits while the buffer is full, at most `max_block_ms`.
+
+        `delay` (seconds) or `deliver_at` (ms since 1970, or a datetime) hide it until then, `ttl`
+        (seconds, from when it is due) ends it.
+        """
         if not self._started:
             self._ensure_started()
         offer = self._accumulator.offer
-        plain = key is None and headers is None and partition is None and timestamp is None
+        plain = (
+            key is None and headers is None and partition is None and timestamp is None
+            and delay is None and deliver_at is None and ttl is None
+        )  # fmt: skip
         if plain and type(value) is bytes:
             delivery = self._accumulator.offer_value(topic, value, priority)
             if delivery is not None:
                 if delivery.closed_batch():
                     await let_others_run()  # for whoever only sends would never let it be sent
                 return delivery
+        times = None if plain else self.times(delay, deliver_at, ttl)
         self.check(value, key, headers, priority, partition, timestamp)
-        delivery = offer(topic, value, key, headers, priority, partition, timestamp)
+        delivery = offer(topic, value, key, headers, priority, partition, timestamp, times)
         while delivery is None:
             await self.make_room(topic, partition)
-            delivery = offer(topic, value, key, headers, priority, partition, timestamp)
+            delivery = offer(topic, value, key, headers, priority, partition, timestamp, times)
         if delivery.closed_batch():
             await let_others_run()
         return delivery
@@ -169,6 +182,15 @@ class Producer(Client):
                 raise
 
     # Shared with the blocking form.
+
+    def times(
+        self, delay: float | None, deliver_at: float | datetime | None, ttl: float | None
+    ) -> Times | None:
+        """When a record is due and when it ends; None when it is like any other."""
+        if delay is deliver_at is ttl is None:
+            return None
+        times = record_times(delay, deliver_at, ttl, self.options.wall_ms())
+        return times if any(times) else None
 
     def check(
         self,

@@ -24,6 +24,9 @@ class Appended(NamedTuple):
     partition: int
     offset: int
     timestamp: int
+    delayed: bool = False
+    """Whether it waits until `deliver_at` (ms): the offset is its place among the delayed then."""
+    deliver_at: int | None = None
 
 
 class Record(NamedTuple):

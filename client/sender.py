@@ -199,8 +199,9 @@ class Sender:
         batch.turn += 1
         batch.waits = False
         message = Produce(
-            outbox.topic, outbox.partition, acks=options.acks, timeout_ms=int(timeout_s * 1000)
-        )
+            outbox.topic, outbox.partition, acks=options.acks, timeout_ms=int(timeout_s * 1000),
+            delayed=outbox.delayed,
+        )  # fmt: skip
         assert batch.raw is not None
         try:
             future = connection.submit(message, (batch.raw,), timeout_s)
@@ -393,7 +394,7 @@ class Sender:
         if old is None:
             return
         self._identities.start_over()
-        for outbox in old.outboxes:
+        for outbox in old.every():
             outbox.retired = why_gone(outbox, old, new)
             if outbox.timer is not None:
                 outbox.timer.cancel()
@@ -488,7 +489,7 @@ class Sender:
             timer.cancel()
         self._timers.clear()
         for topic in self._accumulator.topics.values():
-            for outbox in topic.outboxes:
+            for outbox in topic.every():
                 if outbox.timer is not None:
                     outbox.timer.cancel()
                     outbox.timer = None

@@ -15,9 +15,12 @@ def successor(batch: Batch, old: Topic, new: Topic) -> Outbox | None:
     partition = batch.outbox.partition
     if batch.by_key and len(old.outboxes) != len(new.outboxes):
         return None
+    heir: Outbox | None = None
     if not batch.by_key and not batch.by_number:
-        return new.choose()
-    return new.outboxes[partition] if partition < len(new.outboxes) else None
+        heir = new.choose()
+    elif partition < len(new.outboxes):
+        heir = new.outboxes[partition]
+    return heir.for_later() if heir is not None and batch.outbox.delayed else heir
 
 
 def why_gone(outbox: Outbox, old: Topic, new: Topic | None) -> RaftqError:

@@ -313,6 +313,8 @@ class Produce(Request[ProduceReply]):
     epoch: Epoch = EPOCH_ANY
     acks: Acks = "all"
     timeout_ms: WaitMs = 30_000
+    delayed: bool = False
+    """The batches wait in the partition's delays until their records are due."""
 
     def check(self, raw_bytes: int) -> None:
         if not raw_bytes:

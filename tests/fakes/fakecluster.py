@@ -64,6 +64,17 @@ class FakePartition:
         self.producers: dict[int, list[tuple[int, int, int]]] = {}
         self.grown = asyncio.Event()
         self.keep = True
+        self._delays: FakePartition | None = None
+
+    @property
+    def delays(self) -> "FakePartition":
+        """The log of records that are not yet due."""
+        if self._delays is None:
+            self._delays = FakePartition(0)
+        return self._delays
+
+    def strand(self, request: Produce) -> "FakePartition":
+        return self.delays if request.delayed else self
 
     def append(self, raw: memoryview) -> int:
         batch = decode(raw) if self.keep else Batch(raw)
@@ -151,6 +162,7 @@ class FakeCluster:
             (ListOffsets, self._list_offsets), (InitProducer, self._init_producer),
             (admin.CreateTopic, self._create_topic), (admin.DeleteTopic, self._delete_topic),
             (admin.AddPartitions, self._add_partitions), (admin.AlterTopic, self._alter_topic),
+            *self.more_handlers().items(),
         ):  # fmt: skip
             handlers[kind] = _bound(handle, node_id)
         server = TcpServer(handlers, node_id=node_id, cluster_id="fake")
@@ -158,6 +170,10 @@ class FakeCluster:
         await server.start("127.0.0.1", self.ports.get(node_id, 0))
         self.servers[node_id] = server
         self.ports[node_id] = server.port
+
+    def more_handlers(self) -> dict[Any, Any]:
+        """What a kind of cluster answers beyond this; called with request, raw part and node."""
+        return {}
 
     async def stop_node(self, node_id: int) -> None:
         server = self.servers.pop(node_id)
@@ -203,14 +219,14 @@ class FakeCluster:
         if self.before is None and self.after is None:
             part = self._led(request.topic, request.partition, node_id)
             self.produced += 1
-            return ProduceReply((part.append(raw),), part.epoch)
+            return ProduceReply((part.strand(request).append(raw),), part.epoch)
         return self._produce_badly(request, raw, node_id)
 
     async def _produce_badly(self, request: Produce, raw: memoryview, node_id: int) -> ProduceReply:
         if self.before is not None and (wait := self.before(request, node_id)) is not None:
             await wait
         part = self._led(request.topic, request.partition, node_id)
-        base = part.append(raw)
+        base = part.strand(request).append(raw)
         if self.after is not None and (wait := self.after(request, node_id)) is not None:
             await wait
         return ProduceReply((base,), part.epoch)

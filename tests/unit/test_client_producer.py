@@ -7,7 +7,7 @@ import mmh3
 import pytest
 from fakecluster import FakeCluster, fake_cluster, simulate
 
-from raftq.aio import Producer
+from raftq.aio import Appended, Producer
 from raftq.client.wire.batch import decode
 from raftq.client.wire.errors import (
     ConfigError,
@@ -30,7 +30,7 @@ def test_a_sent_record_is_appended_with_everything_it_brought() -> None:
                 "t", b"v", key=b"k", headers={"a": b"1"}, priority="high", partition=1, timestamp=7
             )
             assert not delivery.done()
-            assert await delivery == ("t", 1, 0, 7)
+            assert await delivery == Appended("t", 1, 0, 7)
             assert delivery.done()
             assert delivery.exception() is None
             batch = decode(log.batches[0])

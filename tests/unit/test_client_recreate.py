@@ -8,7 +8,7 @@ import mmh3
 import pytest
 from fakecluster import FakeCluster, fake_cluster, lost, simulate
 
-from raftq.aio import Consumer, Producer
+from raftq.aio import Appended, Consumer, Producer
 from raftq.client.results import Delivery
 from raftq.client.wire.batch import decode, encode
 from raftq.client.wire.errors import (
@@ -116,7 +116,7 @@ def test_what_waits_for_a_partition_that_is_there_again_goes_to_the_new_one() ->
             later = [await producer.send("t", b"%d" % n, partition=1) for n in range(3)]
             cluster.before = None
             logs = cluster.add_topic("t", 2)
-            assert await within(5, delivery) == ("t", 1, 0, delivery.result().timestamp)
+            assert await within(5, delivery) == Appended("t", 1, 0, delivery.result().timestamp)
             assert [(await within(5, one)).offset for one in later] == [1, 2, 3]
             assert logs[1].values() == [b"waits", b"0", b"1", b"2"]
             assert decode(logs[1].batches[0]).base_sequence == 0
