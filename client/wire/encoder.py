@@ -99,7 +99,7 @@ def encode(  # noqa: PLR0913 - the columns of a batch are its arguments
     body_length = sum(map(len, parts)) + sum(lengths)
     origin = (producer.id, producer.epoch, producer.base_sequence)
     shape = (flags | section_flags, lane, 0, count, span)
-    return _assemble(codec, (*shape, *origin, *bounds, *lengths, body_length), parts + items)
+    return assemble(codec, (*shape, *origin, *bounds, *lengths, body_length), parts + items)
 
 
 def _sections(
@@ -198,7 +198,7 @@ def _wide_columns(
     return flags, parts, bounds
 
 
-def _assemble(codec: int, fields: tuple[int, ...], parts: list[bytes]) -> bytearray:
+def assemble(codec: int, fields: tuple[int, ...], parts: list[bytes]) -> bytearray:
     """Join header and parts with one copy, and checksum the result in place."""
     body_length = fields[-1]
     if HEADER_BYTES + body_length > BATCH_BYTES_MAX:
