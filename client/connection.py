@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
-from raftq.client.transport import Write, fragment_writer, loop_scratch
+from raftq.client.transport import Write, fragment_writer, loop_buffers, loop_scratch
 from raftq.client.wire.errors import (
     ConfigError,
     ConnectFailed,
@@ -147,7 +147,10 @@ class Connection(asyncio.BufferedProtocol):
         self.hello: HelloReply | None = None
         self._loop = asyncio.get_running_loop()
         self._decoder = FrameDecoder(
-            reply_kinds(), options.frame_bytes_max, scratch=loop_scratch(self._loop)
+            reply_kinds(),
+            options.frame_bytes_max,
+            scratch=loop_scratch(self._loop),
+            buffers=loop_buffers(self._loop),
         )
         self._frame_bytes_max = options.frame_bytes_max
         self._transport: asyncio.Transport | None = None

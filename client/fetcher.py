@@ -275,7 +275,7 @@ class Fetcher:
             return
         assert part.fetch_offset is not None
         try:
-            batches = read_batches(reply.raw[one.start : one.start + one.length])
+            batches = read_batches(reply.raw[one.start : one.start + one.length].toreadonly())
         except RaftqError as error:
             self._positions.fail(part, error)
             self._back_off(part, error)

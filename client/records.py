@@ -6,8 +6,8 @@ once per batch, when somebody asks for what is in it.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from itertools import repeat
 from types import MappingProxyType
@@ -71,39 +71,18 @@ def to_records(fetched: Fetched) -> list[Record]:
 
 
 @cache
-def _arrow() -> tuple[Any, Callable[[Batch], Any], Any]:
+def _arrow() -> Any:
     try:
-        pa: Any = import_module("pyarrow")
+        return import_module("raftq.client.wire.arrow")
     except ImportError as error:
         raise ConfigError("Arrow tables need the extra raftq[arrow] (pyarrow)") from error
-    home: Any = import_module("raftq.client.wire.arrow")
-    topic = pa.field("topic", pa.dictionary(pa.int8(), pa.string()), nullable=False)
-    partition = pa.field("partition", pa.int32(), nullable=False)
-    return pa, home.to_arrow, pa.schema([topic, partition, *home.SCHEMA])
-
-
-@lru_cache(maxsize=64)
-def _name(topic: str) -> Any:
-    """A column of one name; `pa.array` looks for pandas each time, which takes longer than all the
-    rest where there is none."""
-    return _arrow()[0].array([topic])
 
 
 def to_table(batches: list[Fetched]) -> Any:
     """One `pyarrow.Table` of all of them: topic, partition, then the columns of wire/arrow.py."""
-    pa, to_arrow, schema = _arrow()
-    parts = []
+    rows = _arrow().Rows()
     for topic, partition, position, batch in batches:
         batch.check_crc()
-        if is_empty(batch):
-            continue
-        columns = to_arrow(batch)
-        skip = cut(batch, position)
-        columns = columns.slice(skip) if skip else columns
-        count = columns.num_rows
-        zeros = pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(bytes(count))])
-        names = pa.DictionaryArray.from_arrays(zeros, _name(topic))
-        number = partition.to_bytes(4, "little") * count
-        numbers = pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(number)])
-        parts.append(pa.RecordBatch.from_arrays([names, numbers, *columns.columns], schema=schema))
-    return pa.Table.from_batches(parts, schema=schema)
+        if not is_empty(batch):
+            rows.add(topic, partition, batch, cut(batch, position))
+    return rows.table()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from raftq.client.wire.buffers import Buffers
 from raftq.client.wire.frames import SCRATCH_BYTES, Buffer
 
 try:
@@ -20,6 +21,7 @@ T = TypeVar("T")
 
 Write = Callable[[list[Buffer]], None]
 
+_buffers: "WeakKeyDictionary[asyncio.AbstractEventLoop, Buffers]" = WeakKeyDictionary()
 _scratches: "WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview]" = WeakKeyDictionary()
 
 
@@ -42,6 +44,14 @@ def loop_scratch(loop: asyncio.AbstractEventLoop) -> memoryview:
     if scratch is None:
         scratch = _scratches[loop] = memoryview(bytearray(SCRATCH_BYTES))
     return scratch
+
+
+def loop_buffers(loop: asyncio.AbstractEventLoop) -> Buffers:
+    """The memory for big frames that all connections of a loop share."""
+    buffers = _buffers.get(loop)
+    if buffers is None:
+        buffers = _buffers[loop] = Buffers()
+    return buffers
 
 
 def fragment_writer(transport: asyncio.WriteTransport) -> Write:

@@ -2,7 +2,8 @@
 
 Each is called by a session with the request, its raw part and the session, and answers at once or
 with a future. A fetch that finds too little is parked at the partitions it names and looks again
-when one of them has more; it holds no thread and no task.
+when one of them has more; it holds no thread and no task. It ends when its caller asks for one of
+its partitions from another offset, because a consumer that has sought elsewhere no longer waits.
 """
 
 import asyncio
@@ -47,17 +48,22 @@ FetchAnswer = tuple[FetchReply, Sequence[Buffer]]
 class _ParkedFetch:
     """A fetch that waits for more to read."""
 
-    __slots__ = ("_handlers", "_message", "_partitions", "_soon", "_timer", "future")
+    __slots__ = ("_handlers", "_message", "_partitions", "_session", "_soon", "_timer", "future")
 
     def __init__(
-        self, handlers: "DataHandlers", message: Fetch, partitions: list[Partition]
+        self,
+        handlers: "DataHandlers",
+        message: Fetch,
+        partitions: list[Partition],
+        session: Any,
     ) -> None:
         loop = handlers.loop
         self._handlers = handlers
+        self._session = session
         self._message = message
         self._partitions = partitions
         self._soon = False
-        self._timer = loop.call_later(message.wait_ms / 1000, self._finish)
+        self._timer = loop.call_later(message.wait_ms / 1000, self.finish)
         self.future: asyncio.Future[FetchAnswer] = loop.create_future()
         self.future.add_done_callback(self._leave)
         for partition in partitions:
@@ -68,6 +74,15 @@ class _ParkedFetch:
             self._soon = True
             self._handlers.loop.call_soon(self._look)
 
+    def is_replaced_by(self, session: Any, wanted: FetchPartition) -> bool:
+        """Whether the caller now wants one of its partitions from elsewhere."""
+        return self._session is session and any(
+            one.topic == wanted.topic
+            and one.partition == wanted.partition
+            and one.offset != wanted.offset
+            for one in self._message.partitions
+        )
+
     def _look(self) -> None:
         self._soon = False
         if not self.future.done():
@@ -75,7 +90,8 @@ class _ParkedFetch:
             if enough:
                 self.future.set_result(answer)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Answer with what there is, be it nothing."""
         if not self.future.done():
             self.future.set_result(self._handlers.collect(self._message)[0])
 
@@ -107,12 +123,22 @@ class DataHandlers:
     def fetch(
         self, message: Fetch, raw: memoryview, session: Any
     ) -> "FetchAnswer | asyncio.Future[FetchAnswer]":
+        self._end_replaced(message, session)
         answer, enough = self.collect(message)
         if enough or not message.wait_ms:
             return answer
         by_name = self._partitions.by_name
         held = [by_name[one.topic, one.partition] for one in message.partitions]
-        return _ParkedFetch(self, message, held).future
+        return _ParkedFetch(self, message, held, session).future
+
+    def _end_replaced(self, message: Fetch, session: Any) -> None:
+        by_name = self._partitions.by_name
+        for wanted in message.partitions:
+            partition = by_name.get((wanted.topic, wanted.partition))
+            if partition is not None and partition.readers:
+                for reader in list(partition.readers):
+                    if isinstance(reader, _ParkedFetch) and reader.is_replaced_by(session, wanted):
+                        reader.finish()
 
     def collect(self, message: Fetch) -> tuple[FetchAnswer, bool]:
         """What can be read now, and whether it is worth an answer."""

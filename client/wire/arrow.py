@@ -17,6 +17,8 @@ a CorruptBatch. Headers are not unpacked and so not checked.
 """
 
 from array import array
+from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -37,26 +39,151 @@ SCHEMA: Any = pa.schema(
 )
 
 
+TABLE_SCHEMA: Any = pa.schema(
+    [
+        pa.field("topic", pa.dictionary(pa.int8(), pa.string()), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        *SCHEMA,
+    ]
+)
+_BINARY, _INT8, _INT32, _INT64 = pa.binary(), pa.int8(), pa.int32(), pa.int64()
+_MS = pa.timestamp("ms", tz="UTC")
+_OFFSET_AT = TABLE_SCHEMA.get_field_index("offset")
+CONSTANT_ROWS = 4096
+
+
 def to_arrow(batch: Batch) -> Any:
     """A `pyarrow.RecordBatch` with the columns of SCHEMA."""
-    count = batch.count
     body, base = batch.body()
     whole = pa.py_buffer(body)
-    offsets = pa.py_buffer(array("q", batch.offsets()))
     arrays = [
         _keys(batch, whole, base),
         _binary(batch, "values", whole, base, None),
-        pa.Array.from_buffers(pa.int64(), count, [None, offsets]),
+        _numbers(batch.offsets()),
         _timestamps(batch, whole, base),
-        pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(bytes([batch.lane]) * count)]),
+        _repeated(_INT8, batch.lane, batch.count),
         _headers(batch, whole, base),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
+class Rows:
+    """Records of one partition, put together from batches to the chunks of one table.
+
+    A column that is the same for all records of a run of batches gets one chunk for the run: to
+    make an array costs more than to fill it.
+    """
+
+    __slots__ = ("_chunks", "_count", "_end", "_first", "_lane", "_partition", "_topic")
+
+    def __init__(self) -> None:
+        self._chunks: list[list[Any]] = [[] for _ in TABLE_SCHEMA]
+        self._topic, self._partition, self._lane = "", -1, -1
+        self._count = 0  # rows of the run, whose constant columns are still to be made
+        self._first = self._end = 0  # offsets without a gap that are still to be made
+
+    def add(self, topic: str, partition: int, batch: Batch, skip: int) -> None:
+        """The records of a batch, without the first `skip`."""
+        if (batch.lane, partition, topic) != (self._lane, self._partition, self._topic):
+            self._end_run()
+            self._topic, self._partition, self._lane = topic, partition, batch.lane
+        body, base = batch.body()
+        whole = pa.py_buffer(body)
+        columns = (
+            _keys(batch, whole, base),
+            _binary(batch, "values", whole, base, None),
+            self._offsets(batch, skip),
+            _timestamps(batch, whole, base),
+            None,
+            _headers(batch, whole, base),
+        )
+        for chunks, column in zip(self._chunks[2:], columns, strict=True):
+            if column is not None:
+                chunks.append(column.slice(skip) if skip else column)
+        self._count += batch.count - skip
+
+    def _offsets(self, batch: Batch, skip: int) -> Any:
+        """None when they go on where those before ended, as they nearly always do."""
+        offsets = batch.offsets()
+        if not isinstance(offsets, range):
+            self._end_offsets()
+            return _numbers(offsets)
+        if offsets.start + skip != self._end:
+            self._end_offsets()
+            self._first = offsets.start + skip
+        self._end = offsets.stop
+        return None
+
+    def _end_offsets(self) -> None:
+        chunks = self._chunks[_OFFSET_AT]
+        while self._first < self._end:
+            count = min(self._end - self._first, CONSTANT_ROWS)
+            chunks.append(pc.add(_counting().slice(0, count), pa.scalar(self._first, _INT64)))
+            self._first += count
+
+    def _end_run(self) -> None:
+        self._end_offsets()
+        count, self._count = self._count, 0
+        if count:
+            topics, partitions, *_, lanes, _ = self._chunks
+            zeros = _repeated(_INT8, 0, count)
+            topics.append(pa.DictionaryArray.from_arrays(zeros, _names(self._topic)))
+            partitions.append(_repeated(_INT32, self._partition, count))
+            lanes.append(_repeated(_INT8, self._lane, count))
+
+    def table(self) -> Any:
+        self._end_run()
+        columns = [
+            pa.chunked_array(chunks, field.type)
+            for chunks, field in zip(self._chunks, TABLE_SCHEMA, strict=True)
+        ]
+        return pa.Table.from_arrays(columns, schema=TABLE_SCHEMA)
+
+
+@lru_cache(maxsize=256)
+def _names(topic: str) -> Any:
+    """A column of one name; `pa.array` looks for pandas each time, which takes longer than all the
+    rest where there is none."""
+    return pa.array([topic], pa.string())
+
+
+def _repeated(kind: Any, value: int, count: int) -> Any:
+    if count <= CONSTANT_ROWS:
+        return _constant(kind, value).slice(0, count)
+    return _filled(kind, value, count)
+
+
+@lru_cache(maxsize=1024)
+def _constant(kind: Any, value: int) -> Any:
+    return _filled(kind, value, CONSTANT_ROWS)
+
+
+def _filled(kind: Any, value: int, count: int) -> Any:
+    number = value.to_bytes(kind.bit_width // 8, "little") * count
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(number)])
+
+
+@cache
+def _no_bytes() -> Any:
+    return pa.nulls(CONSTANT_ROWS, _BINARY)
+
+
+def _nulls(count: int) -> Any:
+    return _no_bytes().slice(0, count) if count <= CONSTANT_ROWS else pa.nulls(count, _BINARY)
+
+
+@cache
+def _counting() -> Any:
+    return _numbers(range(CONSTANT_ROWS))
+
+
+def _numbers(numbers: Sequence[int]) -> Any:
+    return pa.Array.from_buffers(_INT64, len(numbers), [None, pa.py_buffer(array("q", numbers))])
+
+
 def _keys(batch: Batch, whole: Any, base: int) -> Any:
     if not batch.flags & FLAG_KEYS:
-        return pa.nulls(batch.count, pa.binary())
+        return _nulls(batch.count)
     validity = None
     if batch.flags & FLAG_KEY_NULLS:
         bitmap = batch.key_validity()
@@ -68,7 +195,7 @@ def _keys(batch: Batch, whole: Any, base: int) -> Any:
 
 def _headers(batch: Batch, whole: Any, base: int) -> Any:
     if not batch.flags & FLAG_HEADERS:
-        return pa.nulls(batch.count, pa.binary())
+        return _nulls(batch.count)
     plain = _binary(batch, "headers", whole, base, None)
     present = pc.greater(pc.binary_length(plain), 0)
     return pa.Array.from_buffers(
@@ -77,12 +204,11 @@ def _headers(batch: Batch, whole: Any, base: int) -> Any:
 
 
 def _timestamps(batch: Batch, whole: Any, base: int) -> Any:
-    kind = pa.timestamp("ms", tz="UTC")
     if batch.flags & FLAG_TIMESTAMPS:
         numbers = _aligned(whole, base + batch.wide_at(FLAG_TIMESTAMPS), 8 * batch.count, 8)
     else:
         numbers = pa.py_buffer(array("q", [batch.base_timestamp]) * batch.count)
-    return pa.Array.from_buffers(kind, batch.count, [None, numbers])
+    return pa.Array.from_buffers(_MS, batch.count, [None, numbers])
 
 
 def _binary(batch: Batch, name: str, whole: Any, base: int, validity: Any) -> Any:
@@ -90,7 +216,7 @@ def _binary(batch: Batch, name: str, whole: Any, base: int, validity: Any) -> An
     ends = _aligned(whole, base + batch.column_at(name), 4 * (batch.count + 1), 4)
     start, length = batch.section(name)
     data = whole.slice(base + start, length)
-    return pa.Array.from_buffers(pa.binary(), batch.count, [validity, ends, data])
+    return pa.Array.from_buffers(_BINARY, batch.count, [validity, ends, data])
 
 
 def _aligned(whole: Any, start: int, length: int, width: int) -> Any:

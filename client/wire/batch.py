@@ -147,7 +147,7 @@ class Batch:
             )
         self.buffer = buffer
         self.position = position
-        self._body: bytes | None = None
+        self._body: bytes | memoryview | None = None
         self._base = 0
         if reserved or not self._fields_agree():
             raise CorruptBatch(f"the batch header contradicts itself: {self.describe()}")
@@ -196,8 +196,12 @@ class Batch:
         if crc32c(covered) != self.crc:
             raise CorruptBatch(f"{self} fails its checksum")
 
-    def body(self) -> tuple[bytes, int]:
-        """Bytes that hold the decompressed body, and where it starts in them."""
+    def body(self) -> tuple[bytes | memoryview, int]:
+        """What holds the decompressed body, and where it starts in it.
+
+        A buffer that cannot be written to is used in place; one that can is copied first, as its
+        owner could change what was checked.
+        """
         if self._body is None:
             buffer = self.buffer
             start, end = self.position + HEADER_BYTES, self.position + self.length
@@ -206,7 +210,7 @@ class Batch:
             if self.codec != CODEC_NONE:
                 packed = memoryview(buffer)[start:end]
                 self._body = decompress(self.codec, packed, self.body_length)
-            elif isinstance(buffer, bytes):
+            elif isinstance(buffer, bytes) or (isinstance(buffer, memoryview) and buffer.readonly):
                 self._body, self._base = buffer, start
             else:
                 self._body = bytes(buffer[start:end])
@@ -224,7 +228,7 @@ class Batch:
         if CRCS.unpack_from(body, base + self._starts) != (0, size):
             raise CorruptBatch(f"the offsets of the values of {self} are damaged")
         start = base + self._at + self.keys_length
-        return body[start : start + size]
+        return bytes(body[start : start + size])
 
     def keys(self) -> list[bytes | None]:
         if not self.flags & FLAG_KEYS:
@@ -280,7 +284,7 @@ class Batch:
         """The bitmap of FLAG_KEY_NULLS, as it is in the body."""
         body, base = self.body()
         end = base + self._at
-        return body[end - ((self.count + 7) >> 3) : end]
+        return bytes(body[end - ((self.count + 7) >> 3) : end])
 
     def section(self, name: str) -> tuple[int, int]:
         """(start, length) of 'keys', 'values' or 'headers' bytes inside the body."""

@@ -23,6 +23,7 @@ here.
 from collections.abc import Callable, Collection, Sequence
 from struct import Struct
 
+from raftq.client.wire.buffers import Buffers
 from raftq.client.wire.errors import LocalProtocolError, RemoteProtocolError, TooLarge
 
 Buffer = bytes | bytearray | memoryview
@@ -135,8 +136,8 @@ class FrameDecoder:
     """
 
     __slots__ = (
-        "_allow", "_data", "_end", "_failed", "_filled", "_kinds", "_last_bytes", "_own",
-        "_own_bytes", "_peek", "_prefix", "_prior", "_scratch", "_start", "_target",
+        "_allow", "_buffers", "_data", "_end", "_failed", "_filled", "_kinds", "_last_bytes",
+        "_own", "_own_bytes", "_peek", "_prefix", "_prior", "_scratch", "_start", "_target",
         "frame_bytes_max", "header_bytes_max", "starved",
     )  # fmt: skip
 
@@ -147,7 +148,9 @@ class FrameDecoder:
         header_bytes_max: int = HEADER_BYTES_MAX,
         scratch: memoryview | None = None,
         allow: Callable[[int], bool] = _always,
+        buffers: Buffers | None = None,
     ) -> None:
+        self._buffers = Buffers() if buffers is None else buffers
         self.frame_bytes_max = frame_bytes_max
         self.header_bytes_max = header_bytes_max
         self.starved = False
@@ -286,7 +289,7 @@ class FrameDecoder:
         if self.starved:
             self.keep()
             return
-        self._own = memoryview(bytearray(room))
+        self._own = self._buffers.take(room)
         self._own[:arrived] = self._data[start : self._end]
         self._own_bytes, self._filled = size, arrived
         self._prefix = prefix
@@ -296,7 +299,7 @@ class FrameDecoder:
     def _grow(self) -> None:
         own = self._own
         assert own is not None
-        self._own = memoryview(bytearray(min(self._own_bytes, 2 * len(own))))
+        self._own = self._buffers.take(min(self._own_bytes, 2 * len(own)))
         self._own[: len(own)] = own
 
     def _take_own(self) -> Frame | None:

@@ -216,3 +216,31 @@ def test_a_failed_part_ends_the_node(tmp_path: Path) -> None:
                 await asyncio.wait_for(asyncio.shield(node.fatal), 5)
 
     run(scenario)
+
+
+def test_a_consumer_that_seeks_elsewhere_frees_the_fetch_it_no_longer_waits_for(
+    tmp_path: Path,
+) -> None:
+    """1. A fetch is parked at the end of the log.
+    2. Its caller asks for the same partition from another offset: the parked one ends at once.
+    3. Another caller's fetch stays parked.
+    """
+
+    async def scenario() -> None:
+        async with running(tmp_path) as node:
+            async with aio.Admin(address(node)) as admin:
+                await admin.create_topic("t", partitions=1, replication=1)
+            async with aio.Producer(address(node)) as producer:
+                await (await producer.send("t", b"v"))
+            async with await connect(node) as mine, await connect(node) as others:
+                at_end = Fetch((FetchPartition("t", 0, 1),), wait_ms=30_000)
+                parked = mine.submit(at_end)
+                waiting = others.submit(at_end)
+                await mine.request(ListOffsets((OffsetQuery("t", 0, "latest"),)))
+                again = await mine.request(Fetch((FetchPartition("t", 0, 0),)))
+                assert again.message.partitions[0].length > 0
+                async with asyncio.timeout(5):
+                    assert (await parked).message.partitions[0].length == 0
+                assert not waiting.done()
+
+    run(scenario)
