@@ -88,9 +88,14 @@ class GroupHeartbeatReply(Message):
 @register
 @dataclass(frozen=True, slots=True)
 class GroupHeartbeat(Request[GroupHeartbeatReply]):
-    """An empty `member_id` joins. `topics` and `pattern` (a regular expression that a whole topic
-    name has to match) say what the member wants; `owned` what it has now. `wait_ms`: the
-    coordinator may keep the request for so long while there is no news for this member."""
+    """An empty `member_id` or a `member_epoch` of 0 joins. A member that chose its id, at random,
+    may ask again when the answer was lost, and is the same member; the coordinator chooses the id
+    of one that did not, and an `instance_id` that is known keeps the id it has.
+
+    `topics` and `pattern` (a regular expression that a whole topic name has to match) say what the
+    member wants; `owned` what it has now; `generation` the one of the last answer that it took in.
+    `wait_ms`: the coordinator may keep the request for so long while there is no news for this
+    member."""
 
     kind: ClassVar[int] = 103
 
@@ -123,6 +128,8 @@ class LeaveGroup(Request[LeaveGroupReply]):
 
     group: Name
     member_id: Name
+    member_epoch: Offset = 0
+    """0: whichever process is the member now."""
 
 
 @dataclass(frozen=True, slots=True)
