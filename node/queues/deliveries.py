@@ -26,6 +26,8 @@ GROUPS_MAX = 1000
 DEAD_LETTER_SUFFIX = ".dlq"
 # Entries that mean the same whatever came before them.
 _ABSOLUTE = (kinds.RESET, kinds.PAUSED, kinds.CREATED)
+# Entries after which there is no more to lease than before.
+_GIVE_NOTHING = (kinds.SETTLED, kinds.EXTENDED, kinds.GRANTED)
 
 
 class ReadableLanes:
@@ -56,7 +58,7 @@ class ReadableLanes:
 class Group:
     """A group's core, and what its leader remembers of it beyond the ledger."""
 
-    __slots__ = ("bytes_per_record", "core", "given", "idle_at", "waited_ms")
+    __slots__ = ("core", "given", "idle_at", "waited_ms")
 
     def __init__(self, core: GroupDelivery) -> None:
         self.core = core
@@ -64,8 +66,6 @@ class Group:
         """The high watermark up to which there is nothing to lease; -1: look."""
         self.given = [0] * LANES
         self.waited_ms = [0] * LANES
-        self.bytes_per_record = 0.0
-        """Of the records leased last, with all that had to be read for them."""
 
 
 class Deliveries:
@@ -165,7 +165,7 @@ class Deliveries:
             if found is None or kind == kinds.SNAPSHOT:
                 found = self.groups[name] = self._new(name)
             found.core.apply(entry)
-            if kind != kinds.EXTENDED and kind != kinds.GRANTED:
+            if kind not in _GIVE_NOTHING:
                 found.idle_at = -1
 
     def _new(self, name: str) -> Group:

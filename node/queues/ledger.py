@@ -153,7 +153,7 @@ class Ledger:
         self._await_replicated(end, turn)
         self._since_records += len(records)
         if self._wants_snapshot():
-            self._begin_snapshot()
+            self.begin_snapshot()
 
     def _append(self, records: Sequence[bytes]) -> int:
         """Write the records, in one batch if they fit; the offset after the last."""
@@ -202,7 +202,7 @@ class Ledger:
             or self._since_records >= SNAPSHOT_RECORDS
         )
 
-    def _begin_snapshot(self) -> None:
+    def begin_snapshot(self) -> None:
         """Write down everything, and drop what came before once that is safe."""
         strand = self.strand
         records = [TAG_SNAPSHOT]
@@ -236,30 +236,29 @@ class Ledger:
 
     # Replay
 
-    def replay(self) -> Iterator[None]:
+    def replay(self, skip_damaged: bool = False) -> Iterator[None]:
         """Give every chapter what the log says about it; pauses after each batch.
 
-        CorruptBatch or CorruptFile when part of the log cannot be read or makes no sense.
+        CorruptBatch or CorruptFile when part of the log cannot be read or makes no sense; with
+        `skip_damaged` the rest is believed.
         """
         log = self.strand.log
         joiner = _Joiner()
-        at_start, in_snapshot = True, False
-        for batch in log.batches(log.start_offset, self._replayed):
+        start = _Start(log.start_offset > 0 and not skip_damaged)
+        for batch in log.batches(log.start_offset, self._replayed, skip_damaged=skip_damaged):
             for piece in batch.values():
                 record = joiner.add(piece)
                 if record is None:
                     continue
-                self._since_records += 1
-                if not record.startswith(TAG_SNAPSHOT):
-                    if in_snapshot or (at_start and log.start_offset):
-                        raise CorruptFile(f"the ledger in {log.directory} has no beginning")
-                    at_start = False
-                    self._chapter(record).replay(record[1:])
-                elif at_start:
-                    in_snapshot = record != SNAPSHOT_END
-                    at_start = in_snapshot
-                    if in_snapshot and record != TAG_SNAPSHOT:
-                        self._chapter(record[1:]).replay(record[2:])
+                try:
+                    wanted = start.unwrap(record)
+                    if wanted:
+                        self._chapter(wanted).replay(wanted[1:])
+                except CorruptFile as error:
+                    if not skip_damaged:
+                        raise
+                    logger.error("log=%s event=record_skipped error=%s", log.directory, error)
+            self._since_records += batch.count
             self._since_bytes += batch.length
             yield
 
@@ -268,6 +267,28 @@ class Ledger:
         if found is None:
             raise CorruptFile(f"a ledger record has the unknown tag {record[:1]!r}")
         return found
+
+
+class _Start:
+    """Tells the snapshot that begins a ledger from those that only repeat what is known."""
+
+    def __init__(self, needs_snapshot: bool) -> None:
+        self._needs_snapshot = needs_snapshot
+        self._is_over = False
+
+    def unwrap(self, record: bytes) -> bytes:
+        """The record for a chapter, or nothing."""
+        if not record.startswith(TAG_SNAPSHOT):
+            if self._needs_snapshot:
+                raise CorruptFile("the ledger has no beginning")
+            self._is_over = True
+            return record
+        if self._is_over or record == TAG_SNAPSHOT:
+            return b""
+        if record == SNAPSHOT_END:
+            self._is_over, self._needs_snapshot = True, False
+            return b""
+        return record[1:]
 
 
 class _Joiner:

@@ -1,0 +1,125 @@
+"""Everything the ledger of a led partition decides, from its replay to its end. (Shell.)
+
+An engine lives while its ledger can be written: when that fails (disk full) memory knows more than
+the log, and the queue goes on with a new engine. What it is made of:
+
+    ledger      the log, one writer
+    deliveries  what groups of workers lease and settle
+    offsets     what groups of readers store
+    transfers   dead letters and redrives on their way
+    coverer     reads the batches of leased records
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from raftq.client.wire.errors import CorruptBatch, NotEnoughReplicas, RaftqError
+from raftq.node.delivery import entries as kinds
+from raftq.node.delivery.group import DeadLetter
+from raftq.node.leading import Led
+from raftq.node.queues.covering import Coverer
+from raftq.node.queues.deliveries import Deliveries, Group
+from raftq.node.queues.ledger import TAG_DELIVERY, TAG_OFFSETS, TAG_TRANSFER, Ledger
+from raftq.node.queues.offsets import StoredOffsets
+from raftq.node.queues.parts import MakeDelayLine, MakeTransfers
+
+logger = logging.getLogger(__name__)
+
+Waits = list["asyncio.Future[None]"]
+"""What has to be replicated before somebody is told."""
+
+# How many leases end in one go before others have the loop.
+EXPIRE_ROUNDS_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTools:
+    """What every queue of a node needs from the node."""
+
+    rng: random.Random
+    wall_ms: Callable[[], int]
+    make_transfers: MakeTransfers
+    make_delay_line: MakeDelayLine
+    give_room: Callable[[], bool] = lambda: False
+    """Free space that was set aside; False when there is none left to free."""
+    report_damage: Callable[[Led, CorruptBatch], None] = lambda led, error: None
+
+
+class Engine:
+    """See the module's docstring. `changed` is called when a group may have a new deadline."""
+
+    def __init__(
+        self,
+        led: Led,
+        tools: QueueTools,
+        on_lost: Callable[[RaftqError], None],
+        changed: Callable[[Group], None],
+    ) -> None:
+        assert led.ledger is not None, f"{led.place} has no ledger"
+        self.led = led
+        self.tools = tools
+        self.changed = changed
+        self.ledger = Ledger(led.ledger, led.loop, on_lost, tools.give_room)
+        self.deliveries = Deliveries(led, self.ledger, tools.rng, self.now())
+        self.offsets = StoredOffsets(self.ledger)
+        self.transfers = tools.make_transfers(led, self.ledger, self.deliveries)
+        self.coverer = Coverer(led.data.log)
+        self.ledger.keep(
+            {
+                TAG_DELIVERY: self.deliveries,
+                TAG_OFFSETS: self.offsets,
+                TAG_TRANSFER: self.transfers,
+            }
+        )
+
+    def now(self) -> float:
+        """Wall-clock seconds: deadlines outlive the node that set them."""
+        return self.tools.wall_ms() / 1000
+
+    def replay(self, skip_damaged: bool) -> Iterator[None]:
+        """Read the ledger; with `skip_damaged` believe what is left of it."""
+        self.deliveries.damaged = skip_damaged
+        yield from self.ledger.replay(skip_damaged)
+
+    def begin(self) -> None:
+        """The logs are replicated: what they say holds."""
+        end = self.led.data.log.end_offset
+        if self.deliveries.damaged:
+            self.deliveries.damaged = False
+            self.deliveries.restart_unsettled()
+            self.ledger.begin_snapshot()
+        if self.deliveries.refers_beyond(end):
+            logger.error("partition=%s event=ledger_clipped end=%d", self.led.place, end)
+            self.deliveries.write([kinds.clipped(end)])
+        self.offsets.clip(end)
+        self.transfers.begin()
+
+    def stop(self, error: RaftqError) -> None:
+        self.transfers.stop()
+        self.ledger.stop(error)
+
+    def check_writable(self) -> None:
+        """Refuse what could not be answered anyway."""
+        if not self.led.has_enough_replicas():
+            raise NotEnoughReplicas(f"{self.led.place} has too few live replicas in sync")
+
+    def bury(self, group: Group, letters: list[DeadLetter], error: str = "") -> Waits:
+        """Hand dying records over to the transfers."""
+        return [self.transfers.bury(group.core.group, letters, error)] if letters else []
+
+    def expire(self, group: Group, now: float) -> None:
+        """End the leases of a group whose time is up, and see which waiting records are due."""
+        core = group.core
+        for _ in range(EXPIRE_ROUNDS_MAX):
+            deadline = core.next_deadline()
+            if deadline is None or deadline > now:
+                break
+            group.idle_at = -1
+            entries, letters = core.expire(now)
+            if entries:
+                self.deliveries.write(entries)
+            self.bury(group, letters)
+        self.changed(group)

@@ -1,0 +1,277 @@
+"""Handlers of what queue workers, stream groups and operators ask of partitions. (Shell.)
+
+The first request that needs it makes a topic a queue (`Partitions.enable_queues`). A request that
+comes before the queue of a new leader is ready waits for it. Those that find everything ready are
+handled without a task; the rest cost one.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from raftq.client.wire import queue_messages as wire
+from raftq.client.wire.errors import InvalidArgument, OffsetOutOfRange, RaftqError
+from raftq.client.wire.messages import EPOCH_ANY
+from raftq.node.partition import Partition
+from raftq.node.queues.engine import Engine, Waits
+from raftq.node.queues.parked import LeaseAnswer, LeaseCall, Place
+from raftq.node.queues.queue import PartitionQueue
+from raftq.node.queues.serving import Queues, check_group, check_topic
+from raftq.node.queues.settling import settle
+from raftq.node.queues.steering import describe, steer
+
+T = TypeVar("T")
+# Who is at it: one lease of a holder at a time is parked on a connection.
+Holder = tuple[Any, str, str]
+
+
+class Home(Protocol):
+    """What the handlers need of the node's partitions."""
+
+    def of(self, topic: str, number: int) -> Partition: ...
+
+    def enable_queues(self, topic: str) -> Awaitable[None]:
+        """Make it a queue; returns when this node has the logs for it open."""
+
+
+class QueueHandlers:
+    """See the module's docstring."""
+
+    def __init__(self, partitions: Home, queues: Queues) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._partitions = partitions
+        self._queues = queues
+        self._parked: dict[Holder, LeaseCall] = {}
+        self._turn = 0
+
+    def table(self) -> dict[type, Any]:
+        """Request class -> handler."""
+        return {
+            wire.Lease: self.lease,
+            wire.Settle: self.settle,
+            wire.StoreOffsets: self.store_offsets,
+            wire.ReadOffsets: self.read_offsets,
+            wire.SteerGroup: self.steer_group,
+            wire.DescribeQueue: self.describe_queue,
+        }
+
+    # Which queue
+
+    def _led(self, topic: str, number: int, epoch: int = EPOCH_ANY) -> Partition:
+        check_topic(topic)
+        partition = self._partitions.of(topic, number)
+        partition.check_leader(epoch)
+        return partition
+
+    def _ready(self, topic: str, number: int, epoch: int = EPOCH_ANY) -> PartitionQueue | None:
+        """The queue, or None when it has to be waited for."""
+        queue = self._queues.find(self._led(topic, number, epoch).place)
+        return queue if queue is not None and queue.is_ready else None
+
+    async def queue(self, topic: str, number: int, epoch: int = EPOCH_ANY) -> PartitionQueue:
+        """The queue of a partition, as soon as it is ready; made if need be."""
+        place = self._led(topic, number, epoch).place
+        if self._queues.find(place) is None:
+            await self._partitions.enable_queues(topic)
+            place = self._led(topic, number, epoch).place
+        queue = self._queues.of(place)
+        await queue.wait_ready()
+        return queue
+
+    def _serve(
+        self, topic: str, number: int, epoch: int, work: Callable[[Engine], T | Awaitable[T]]
+    ) -> "T | Awaitable[T]":
+        queue = self._ready(topic, number, epoch)
+        if queue is not None:
+            return work(queue.engine)
+        return self._serve_later(topic, number, epoch, work)
+
+    async def _serve_later(
+        self, topic: str, number: int, epoch: int, work: Callable[[Engine], T | Awaitable[T]]
+    ) -> T:
+        queue = await self.queue(topic, number, epoch)
+        answer = work(queue.engine)
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    # Leases
+
+    def lease(
+        self, message: wire.Lease, raw: memoryview, session: Any
+    ) -> "LeaseAnswer | Awaitable[LeaseAnswer]":
+        check_group(message.group)
+        if not message.records_max or not message.partitions:
+            raise InvalidArgument("a lease of no records, or of no partitions")
+        keys = {(one.topic, one.partition) for one in message.partitions}
+        if len(keys) != len(message.partitions):
+            raise InvalidArgument("a lease that names a partition twice")
+        places: list[Place] = []
+        for one in message.partitions:
+            try:
+                queue = self._ready(one.topic, one.partition, one.epoch)
+            except RaftqError as error:
+                places.append((one, error))
+                continue
+            if queue is None:
+                return self._lease_later(message, session)
+            places.append((one, queue))
+        return self._lease(message, session, places)
+
+    async def _lease_later(self, message: wire.Lease, session: Any) -> LeaseAnswer:
+        answers = await asyncio.gather(
+            *(self._place(one) for one in message.partitions), return_exceptions=True
+        )
+        places: list[Place] = []
+        for one, found in zip(message.partitions, answers, strict=True):
+            if isinstance(found, BaseException) and not isinstance(found, RaftqError):
+                raise found
+            places.append((one, found))
+        answer = self._lease(message, session, places)
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
+    async def _place(self, wanted: wire.LeasePartition) -> PartitionQueue:
+        return await self.queue(wanted.topic, wanted.partition, wanted.epoch)
+
+    def _lease(
+        self, message: wire.Lease, session: Any, places: list[Place]
+    ) -> "LeaseAnswer | asyncio.Future[LeaseAnswer]":
+        key = (session, message.group, message.holder)
+        older = self._parked.pop(key, None)
+        if older is not None:
+            older.finish()
+        call = LeaseCall(message, places, lambda call: self._ended(key, call))
+        # Who begins with which partition goes round, so that each partition gets its share.
+        self._turn += 1
+        answer = call.begin(self._turn % len(places))
+        if call.is_parked:
+            self._parked[key] = call
+        return answer
+
+    def _ended(self, key: Holder, call: LeaseCall) -> None:
+        if self._parked.get(key) is call:
+            del self._parked[key]
+
+    # What holders say
+
+    def settle(
+        self, message: wire.Settle, raw: memoryview, session: Any
+    ) -> "wire.SettleReply | Awaitable[wire.SettleReply]":
+        check_group(message.group)
+
+        def work(engine: Engine) -> "wire.SettleReply | Awaitable[wire.SettleReply]":
+            done = settle(engine, message)
+            group = engine.deliveries.groups.get(message.group)
+            reply = wire.SettleReply(
+                done.errors,
+                done.dead,
+                0 if group is None else group.core.settled.prefix,
+                0 if group is None else group.core.in_flight,
+                int(done.next_visible * 1000),
+            )
+            return self._when(done.waits, reply)
+
+        return self._serve(message.topic, message.partition, message.epoch, work)
+
+    def _when(self, waits: Waits, reply: T) -> "T | asyncio.Future[T]":
+        """The reply, once everything it rests on is replicated."""
+        waits = [one for one in waits if not one.done() or one.exception() is not None]
+        if not waits:
+            return reply
+        future: asyncio.Future[T] = self._loop.create_future()
+        left = len(waits)
+
+        def done(replicated: "asyncio.Future[None]") -> None:
+            nonlocal left
+            left -= 1
+            if future.done():
+                return
+            if (error := replicated.exception()) is not None:
+                future.set_exception(error)
+            elif not left:
+                future.set_result(reply)
+
+        for one in waits:
+            one.add_done_callback(done)
+        return future
+
+    # Stored offsets
+
+    async def store_offsets(
+        self, message: wire.StoreOffsets, raw: memoryview, session: Any
+    ) -> wire.StoreOffsetsReply:
+        check_group(message.group)
+
+        def store(engine: Engine, one: wire.StoreOffset) -> "asyncio.Future[None]":
+            engine.check_writable()
+            data = engine.led.data
+            if one.offset > data.log.end_offset:
+                raise OffsetOutOfRange(f"{engine.led.place} ends before offset {one.offset}")
+            return engine.offsets.store(message.group, one.offset, one.owner_epoch, message.member)
+
+        found = [self._at_offset(message.group, one, store) for one in message.offsets]
+        return wire.StoreOffsetsReply(tuple(await asyncio.gather(*found)))
+
+    async def read_offsets(
+        self, message: wire.ReadOffsets, raw: memoryview, session: Any
+    ) -> wire.ReadOffsetsReply:
+        check_group(message.group)
+
+        def claim(engine: Engine, one: wire.ReadOffset) -> "asyncio.Future[None]":
+            if one.owner_epoch < 0:
+                return engine.ledger.barrier()
+            engine.check_writable()
+            return engine.offsets.claim(message.group, one.owner_epoch, message.member)
+
+        found = [self._at_offset(message.group, one, claim) for one in message.offsets]
+        return wire.ReadOffsetsReply(tuple(await asyncio.gather(*found)))
+
+    async def _at_offset(
+        self, group: str, one: T, work: "Callable[[Engine, T], asyncio.Future[None]]"
+    ) -> wire.StoredOffset:
+        """Do the work at one partition, and say what is stored there then."""
+        assert isinstance(one, wire.StoreOffset | wire.ReadOffset)
+        topic, number = one.topic, one.partition
+        try:
+            queue = self._ready(topic, number) or await self.queue(topic, number)
+            engine = queue.engine
+            replicated = work(engine, one)
+            position = engine.offsets.of(group)
+            offset, owner_epoch = position.offset, position.owner_epoch
+            if not replicated.done() or replicated.exception() is not None:
+                await asyncio.shield(replicated)
+        except RaftqError as error:
+            return wire.StoredOffset(topic, number, error.code)
+        data = engine.led.data
+        return wire.StoredOffset(
+            topic, number, "", offset, owner_epoch, data.log.start_offset, data.high_watermark
+        )
+
+    # Operators
+
+    def steer_group(
+        self, message: wire.SteerGroup, raw: memoryview, session: Any
+    ) -> "wire.SteerGroupReply | Awaitable[wire.SteerGroupReply]":
+        check_group(message.group)
+
+        def work(engine: Engine) -> "wire.SteerGroupReply | Awaitable[wire.SteerGroupReply]":
+            reply, waits = steer(engine, message)
+            return self._when(waits, reply)
+
+        return self._serve(message.topic, message.partition, EPOCH_ANY, work)
+
+    def describe_queue(
+        self, message: wire.DescribeQueue, raw: memoryview, session: Any
+    ) -> "wire.DescribeQueueReply | Awaitable[wire.DescribeQueueReply]":
+        partition = self._led(message.topic, message.partition)
+        if self._queues.find(partition.place) is None:
+            # Nobody has used it as a queue; asking does not make it one.
+            return wire.DescribeQueueReply(
+                (), partition.log.start_offset, partition.replica.high_watermark
+            )
+
+        def work(engine: Engine) -> wire.DescribeQueueReply:
+            data = engine.led.data
+            return wire.DescribeQueueReply(
+                describe(engine, message.group), data.log.start_offset, data.high_watermark
+            )
+
+        return self._serve(message.topic, message.partition, EPOCH_ANY, work)

@@ -1,0 +1,129 @@
+"""The positions that stream groups have stored in a partition, and who may: chapter O. (Shell.)
+
+A position is (offset, owner epoch, member, owned). The coordinator gives a partition to a member in
+some generation, the owner epoch; the member claims it here before it reads, and from then on older
+epochs are fenced: they cannot store any more. Who stores without an epoch (an operator, a REST
+caller) may do so while nobody owns the partition; `place`, the operator's reset, ends ownership but
+not the fence.
+
+A record is a msgpack list of rows: the whole position of a group, or its name alone when it is
+forgotten. So a record says the same whatever came before it.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from raftq.client.wire.errors import CorruptFile, FencedGeneration, InvalidArgument
+from raftq.node.queues.ledger import TAG_OFFSETS, Ledger
+
+NOTHING = -1
+GROUPS_MAX = 10_000
+
+
+@dataclass(slots=True)
+class Position:
+    """`offset` -1: nothing is stored; `owner_epoch` -1: nobody ever claimed it."""
+
+    offset: int = NOTHING
+    owner_epoch: int = NOTHING
+    member: str = ""
+    owned: bool = False
+
+
+class StoredOffsets:
+    """See the module's docstring."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.positions: dict[str, Position] = {}
+        self._ledger = ledger
+
+    def of(self, group: str) -> Position:
+        return self.positions.get(group) or Position()
+
+    def store(
+        self, group: str, offset: int, owner_epoch: int, member: str
+    ) -> "asyncio.Future[None]":
+        """Store a position, unless a newer owner is known."""
+        known = self._check(group, owner_epoch)
+        if owner_epoch == NOTHING:
+            return self._write(group, Position(offset, known.owner_epoch, member, False))
+        return self._write(group, Position(offset, owner_epoch, member, True))
+
+    def claim(self, group: str, owner_epoch: int, member: str) -> "asyncio.Future[None]":
+        """Fence everybody with an older epoch."""
+        known = self._check(group, owner_epoch)
+        if (known.owner_epoch, known.member, known.owned) == (owner_epoch, member, True):
+            return self._ledger.barrier()
+        return self._write(group, Position(known.offset, owner_epoch, member, True))
+
+    def place(self, group: str, offset: int) -> "asyncio.Future[None]":
+        """Put the group there, whoever owns it."""
+        known = self.of(group)
+        return self._write(group, Position(offset, known.owner_epoch, "", False))
+
+    def forget(self, group: str) -> "asyncio.Future[None]":
+        self.positions.pop(group, None)
+        return self._ledger.write([_pack([[group]])])
+
+    def _check(self, group: str, owner_epoch: int) -> Position:
+        known = self.of(group)
+        if owner_epoch == NOTHING and known.owned:
+            raise FencedGeneration(
+                f"group {group!r} has an owner for this partition: member {known.member!r} "
+                f"since generation {known.owner_epoch}"
+            )
+        if NOTHING < owner_epoch < known.owner_epoch:
+            raise FencedGeneration(
+                f"generation {owner_epoch} of group {group!r} has lost this partition "
+                f"in generation {known.owner_epoch}"
+            ).with_details(owner_epoch=known.owner_epoch)
+        if group not in self.positions and len(self.positions) >= GROUPS_MAX:
+            raise InvalidArgument(f"a partition keeps the positions of {GROUPS_MAX} groups")
+        return known
+
+    def _write(self, group: str, position: Position) -> "asyncio.Future[None]":
+        self.positions[group] = position
+        return self._ledger.write([_pack([_row(group, position)])])
+
+    # The chapter
+
+    def replay(self, content: bytes) -> None:
+        try:
+            rows = msgpack.unpackb(content, strict_map_key=True)
+            for row in rows:
+                self._take(*row)
+        except Exception as error:
+            # msgpack raises several unrelated types on bad input; all of them mean the same here.
+            raise CorruptFile(f"stored offsets make no sense: {error!r:.100}") from error
+
+    def _take(self, group: str, *rest: Any) -> None:
+        if not rest:
+            self.positions.pop(group, None)
+            return
+        offset, owner_epoch, member, owned = rest
+        self.positions[str(group)] = Position(
+            int(offset), int(owner_epoch), str(member), bool(owned)
+        )
+
+    def snapshot(self) -> Iterable[bytes]:
+        if self.positions:
+            yield _pack([_row(*each) for each in self.positions.items()])[len(TAG_OFFSETS) :]
+
+    def clip(self, end: int) -> None:
+        """The data log ends there now."""
+        for group, position in list(self.positions.items()):
+            if position.offset > end:
+                position.offset = end
+                self._write(group, position)
+
+
+def _row(group: str, position: Position) -> list[Any]:
+    return [group, position.offset, position.owner_epoch, position.member, position.owned]
+
+
+def _pack(rows: list[Any]) -> bytes:
+    return TAG_OFFSETS + bytes(msgpack.packb(rows))

@@ -1,0 +1,180 @@
+"""A lease request over several partitions of this node, from its arrival to its answer. (Shell.)
+
+    arrived ──something there──> taken ──replicated──> answered
+        └──nothing, wait_ms──> parked ──offered, or one partition ended──┘
+                                 └──time is over, superseded──> answered with nothing
+
+It holds no task: partitions call it when they may have something. What it took is given back when
+its caller is gone by the time it is replicated.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from raftq.client.wire.batch import Buffer
+from raftq.client.wire.errors import RaftqError
+from raftq.client.wire.queue_messages import Lease, LeasedPartition, LeasePartition, LeaseReply
+from raftq.node.queues.leasing import Ask, Leased, give_back, lease
+from raftq.node.queues.queue import PartitionQueue
+from raftq.node.queues.steering import start_group
+
+REPLY_BYTES_MAX = 32 * 1024 * 1024
+
+LeaseAnswer = tuple[LeaseReply, Sequence[Buffer]]
+Place = tuple[LeasePartition, "PartitionQueue | RaftqError"]
+
+
+class LeaseCall:
+    """See the module's docstring. `begin` says where in the list to look first."""
+
+    __slots__ = (
+        "_ask", "_errors", "_message", "_on_end", "_open", "_places", "_taken", "_timer", "future",
+    )  # fmt: skip
+
+    def __init__(
+        self, message: Lease, places: list[Place], on_end: Callable[["LeaseCall"], None]
+    ) -> None:
+        self._message = message
+        self._places = places
+        self._on_end = on_end
+        self._ask = Ask(
+            message.holder,
+            message.records_max,
+            min(message.bytes_max, REPLY_BYTES_MAX),
+            message.lease_ms / 1000 if message.lease_ms else None,
+        )
+        self._taken: dict[PartitionQueue, Leased] = {}
+        self._errors: dict[PartitionQueue, RaftqError] = {}
+        self._open = 0  # what was taken and is not replicated
+        self._timer: asyncio.TimerHandle | None = None
+        loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[LeaseAnswer] = loop.create_future()
+
+    @property
+    def is_parked(self) -> bool:
+        return self._timer is not None
+
+    def begin(self, first: int) -> "LeaseAnswer | asyncio.Future[LeaseAnswer]":
+        """Take what there is now, or wait for it."""
+        queues = [place[1] for place in self._places]
+        failed = False
+        records, size = self._ask.records_max, self._ask.bytes_max
+        for queue in queues[first:] + queues[:first]:
+            if isinstance(queue, RaftqError):
+                failed = True
+            elif records > 0 and size > 0:
+                taken = self._take(queue, records, size)
+                if taken is not None:
+                    records -= taken.records
+                    size -= taken.size
+        if self._taken:
+            self._wait_replicated()
+            return self.future
+        if failed or self._errors or not self._message.wait_ms:
+            return self._answer()
+        self._park()
+        return self.future
+
+    def _take(self, queue: PartitionQueue, records: int, size: int) -> Leased | None:
+        ask = self._ask
+        message = self._message
+        try:
+            engine = queue.engine
+            engine.check_writable()
+            group = start_group(engine, message.group, message.start)
+            taken = lease(engine, group, Ask(ask.holder, records, size, ask.lease_s))
+        except RaftqError as error:
+            self._errors[queue] = error
+            return None
+        if taken is not None:
+            self._taken[queue] = taken
+        return taken
+
+    # Waiting for records
+
+    def _park(self) -> None:
+        group = self._message.group
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._message.wait_ms / 1000, self.finish)
+        for _, queue in self._places:
+            assert isinstance(queue, PartitionQueue)
+            queue.park(group, self)
+        self.future.add_done_callback(self._leave)
+
+    def _leave(self, future: "asyncio.Future[LeaseAnswer] | None" = None) -> None:
+        if self._timer is None:
+            return
+        self._timer.cancel()
+        self._timer = None
+        for _, queue in self._places:
+            if isinstance(queue, PartitionQueue):
+                queue.leave(self._message.group, self)
+        self._on_end(self)
+
+    def offer(self, queue: PartitionQueue) -> bool:
+        if self.future.done():
+            return False
+        taken = self._take(queue, self._ask.records_max, self._ask.bytes_max)
+        if taken is None:
+            if self._errors:
+                self.finish()
+            return False
+        self._leave()
+        self._wait_replicated()
+        return True
+
+    def ended(self, queue: PartitionQueue, error: RaftqError) -> None:
+        self._errors[queue] = error
+        self.finish()
+
+    def finish(self) -> None:
+        """Answer with what there is, which is nothing."""
+        if not self.future.done():
+            self._leave()
+            self.future.set_result(self._answer())
+
+    # Waiting for replicas
+
+    def _wait_replicated(self) -> None:
+        self._open = len(self._taken)
+        for queue, taken in self._taken.items():
+            taken.replicated.add_done_callback(partial(self._replicated, queue))
+
+    def _replicated(self, queue: PartitionQueue, replicated: "asyncio.Future[None]") -> None:
+        error = replicated.exception()
+        if error is not None:
+            assert isinstance(error, RaftqError), error
+            del self._taken[queue]
+            self._errors[queue] = error
+        self._open -= 1
+        if self._open:
+            return
+        if self.future.done():  # the caller has gone away
+            for each, taken in self._taken.items():
+                if each.is_ready:
+                    give_back(each.engine, taken)
+            return
+        self.future.set_result(self._answer())
+
+    def _answer(self) -> LeaseAnswer:
+        found: list[LeasedPartition] = []
+        buffers: list[Buffer] = []
+        start = 0
+        for wanted, queue in self._places:
+            topic, number = wanted.topic, wanted.partition
+            error = queue if isinstance(queue, RaftqError) else self._errors.get(queue)
+            if error is not None:
+                found.append(LeasedPartition(topic, number, error.code))
+                continue
+            assert isinstance(queue, PartitionQueue)
+            taken = self._taken.get(queue)
+            if taken is not None:
+                found.append(
+                    LeasedPartition(
+                        topic, number, "", taken.ranges, start, taken.size, queue.led.epoch
+                    )
+                )
+                buffers += taken.buffers
+                start += taken.size
+        return LeaseReply(tuple(found)), buffers

@@ -1,0 +1,47 @@
+"""The queues of all partitions that this node leads. (Shell.)"""
+
+from raftq.client.wire.errors import InvalidArgument, NotLeader
+from raftq.cluster.topic_config import is_internal
+from raftq.node.leading import Led
+from raftq.node.partition import Place
+from raftq.node.queues.engine import QueueTools
+from raftq.node.queues.queue import PartitionQueue
+
+
+class Queues:
+    """Makes the service of a led partition, and finds it again while it leads."""
+
+    def __init__(self, tools: QueueTools) -> None:
+        self._tools = tools
+        self._queues: dict[tuple[int, int], PartitionQueue] = {}
+
+    def serve(self, led: Led) -> PartitionQueue:
+        place = led.place
+        queue = PartitionQueue(led, self._tools, self._stopped)
+        self._queues[place.topic_id, place.number] = queue
+        return queue
+
+    def _stopped(self, queue: PartitionQueue) -> None:
+        key = queue.led.place.topic_id, queue.led.place.number
+        if self._queues.get(key) is queue:
+            del self._queues[key]
+
+    def find(self, place: Place) -> PartitionQueue | None:
+        return self._queues.get((place.topic_id, place.number))
+
+    def of(self, place: Place) -> PartitionQueue:
+        """The queue of a partition that is led here."""
+        found = self.find(place)
+        if found is None:
+            raise NotLeader(f"the queue of {place} is not served here at the moment")
+        return found
+
+
+def check_topic(topic: str) -> None:
+    if is_internal(topic):
+        raise InvalidArgument(f"topic {topic!r} is the cluster's own, not a queue")
+
+
+def check_group(group: str) -> None:
+    if not group or is_internal(group):
+        raise InvalidArgument(f"group {group!r}: use a name that does not begin with __")
