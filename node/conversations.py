@@ -1,11 +1,11 @@
 """Leader side of replication: one conversation per follower node. (Shell.)
 
-A conversation remembers what its follower subscribed to and how far it was handed batches. Requests
-come one after the other, numbered; each brings what changed at the follower and is answered as soon
-as there is something to say, or after its wait. A newer request answers the one that is parked.
-Work grows with the partitions that have news, not with all that are subscribed.
+A conversation remembers the strands that its follower subscribed to and how far it was handed
+batches. Requests come one after the other, numbered; each brings what changed at the follower and
+is answered as soon as there is something to say, or after its wait. A newer request answers the one
+that is parked. Work grows with the strands that have news, not with all that are subscribed.
 
-The follower's word about its log moves the high watermark (partition.py, replica.py). It counts
+The follower's word about its log moves the high watermark (strand.py, replica.py). It counts
 only when it comes from the incarnation that the metadata knows: a node that lost its tail is known
 to have done so before anybody believes what it says next.
 """
@@ -33,6 +33,7 @@ from raftq.client.wire.node_messages import (
 )
 from raftq.node.partition import Partition
 from raftq.node.replica import common_end
+from raftq.node.strand import Strand, StrandKey
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +75,9 @@ class Conversation:
         self.node_id, self.incarnation = follower
         self._find = find
         self._throttle = throttle
-        self._subscribed: dict[Key, Partition] = {}
-        self._grown: dict[Key, Partition] = {}
-        self._readable: dict[Key, Partition] = {}
+        self._subscribed: dict[StrandKey, Strand] = {}
+        self._grown: dict[StrandKey, Strand] = {}
+        self._readable: dict[StrandKey, Strand] = {}
         self._refused: list[Replicated] = []
         self._parked: asyncio.Future[Answer] | None = None
         self._bytes_max = 0
@@ -94,8 +95,9 @@ class Conversation:
         self.number = message.number
         if self._parked is not None:
             self._answer()
-        for topic_id, number in zip(message.leave[::2], message.leave[1::2], strict=True):
-            self._forget((topic_id, number))
+        leave = message.leave
+        for key in zip(leave[::3], leave[1::3], leave[2::3], strict=True):
+            self._forget(key)
         for subscription in message.subscribe:
             self._subscribe(subscription)
         for progress in message.progress:
@@ -111,88 +113,87 @@ class Conversation:
         return future
 
     def _subscribe(self, wanted: Subscription) -> None:
-        key = (wanted.topic_id, wanted.partition)
+        key = (wanted.topic_id, wanted.partition, wanted.strand)
         self._forget(key)
-        partition = self._find(key)
-        if partition is None:
+        partition = self._find(key[:2])
+        strand = None if partition is None else partition.strand(wanted.strand)
+        if strand is None:
             self._refuse(key, wanted.epoch, UnknownPartition.code)
             return
-        replica = partition.replica
+        replica = strand.replica
         if replica.role != "leader" or wanted.epoch > replica.epoch:
             self._refuse(key, wanted.epoch, NotLeader.code)
             return
         if wanted.epoch < replica.epoch or self.node_id not in replica.followers:
             self._refuse(key, wanted.epoch, FencedEpoch.code)
             return
-        log = partition.log
+        log = strand.log
         point = common_end(log.epochs, log.end_offset, wanted.pairs(), wanted.end_offset)
         if wanted.end_offset < log.start_offset or point < wanted.start_offset:
-            self._tell(partition, "reset", log.start_offset)
+            self._tell(strand, "reset", log.start_offset)
         elif point < wanted.end_offset:
-            self._tell(partition, "truncate", point)
+            self._tell(strand, "truncate", point)
         else:
-            self._subscribed[key] = partition
-            partition.listeners[self] = wanted.end_offset
+            self._subscribed[key] = strand
+            strand.listeners[self] = wanted.end_offset
             if wanted.end_offset < log.end_offset:
-                self._grown[key] = partition
-            partition.progressed(self.node_id, self.incarnation, wanted.end_offset)
+                self._grown[key] = strand
+            strand.progressed(self.node_id, self.incarnation, wanted.end_offset)
 
     def _take_progress(self, progress: Progress) -> None:
-        partition = self._subscribed.get((progress.topic_id, progress.partition))
-        if partition is None or partition.replica.epoch != progress.epoch:
+        key = (progress.topic_id, progress.partition, progress.strand)
+        strand = self._subscribed.get(key)
+        if strand is None or strand.replica.epoch != progress.epoch:
             return  # it hears of the end of its subscription in some reply
-        if progress.end_offset > partition.listeners[self]:
+        if progress.end_offset > strand.listeners[self]:
             raise RemoteProtocolError(
-                f"node {self.node_id} claims {partition.place} up to {progress.end_offset}, "
-                f"and was handed it up to {partition.listeners[self]}"
+                f"node {self.node_id} claims {strand} up to {progress.end_offset}, "
+                f"and was handed it up to {strand.listeners[self]}"
             )
-        partition.progressed(self.node_id, self.incarnation, progress.end_offset)
+        strand.progressed(self.node_id, self.incarnation, progress.end_offset)
 
-    def _tell(self, partition: Partition, verb: Any, offset: int) -> None:
-        place, replica = partition.place, partition.replica
+    def _tell(self, strand: Strand, verb: Any, offset: int) -> None:
+        topic_id, number, strand_number = strand.key
         self._refused.append(
             Replicated(
-                place.topic_id,
-                place.number,
-                replica.epoch,
+                topic_id,
+                number,
+                strand.replica.epoch,
                 verb,
-                replica.high_watermark,
-                partition.log.start_offset,
+                strand.reach.high_watermark,
+                strand.log.start_offset,
                 offset,
+                strand=strand_number,
             )
         )
 
-    def _refuse(self, key: Key, epoch: int, code: str) -> None:
-        self._refused.append(Replicated(*key, epoch, "refuse", error=code))
+    def _refuse(self, key: StrandKey, epoch: int, code: str) -> None:
+        self._refused.append(_refusal(key, epoch, code))
 
-    def _forget(self, key: Key) -> None:
-        partition = self._subscribed.pop(key, None)
-        if partition is not None:
-            partition.listeners.pop(self, None)
+    def _forget(self, key: StrandKey) -> None:
+        strand = self._subscribed.pop(key, None)
+        if strand is not None:
+            strand.listeners.pop(self, None)
             self._grown.pop(key, None)
             self._readable.pop(key, None)
 
-    # What partitions tell
+    # What strands tell
 
-    def grown(self, partition: Partition) -> None:
+    def grown(self, strand: Strand) -> None:
         """Handed over at once to a follower that waits: it deals with this batch while the next one
         is read. What comes meanwhile goes together with its next request."""
-        place = partition.place
-        self._grown[place.topic_id, place.number] = partition
+        self._grown[strand.key] = strand
         if self._parked is not None:
             self._answer_parked()
 
-    def readable(self, partition: Partition) -> None:
+    def readable(self, strand: Strand) -> None:
         """Not worth a reply of its own: it rides with the next one."""
-        place = partition.place
-        self._readable[place.topic_id, place.number] = partition
+        self._readable[strand.key] = strand
 
-    def ended(self, partition: Partition) -> None:
-        place = partition.place
-        key = (place.topic_id, place.number)
-        epoch = partition.replica.epoch
+    def ended(self, strand: Strand) -> None:
+        key = strand.key
         self._forget(key)
-        self._refuse(key, epoch, NotLeader.code)
+        self._refuse(key, strand.replica.epoch, NotLeader.code)
         if self._parked is not None:
             self._answer_parked()
 
@@ -221,11 +222,11 @@ class Conversation:
         items, self._refused = self._refused[:ITEMS_PER_REPLY], self._refused[ITEMS_PER_REPLY:]
         buffers: list[Buffer] = []
         size = 0
-        for key, partition in list(self._grown.items()):
+        for key, strand in list(self._grown.items()):
             if size >= self._bytes_max or len(items) >= ITEMS_PER_REPLY:
                 break
             del self._grown[key]
-            item, more = self._batches_of(key, partition, self._bytes_max - size, size)
+            item, more = self._batches_of(key, strand, self._bytes_max - size, size)
             if item is not None:
                 buffers += more
                 size += item.length
@@ -236,60 +237,63 @@ class Conversation:
 
     def _reply_of(self, items: list[Replicated]) -> ReplicateReply:
         """With the high watermarks that nobody was told yet."""
-        for key, partition in list(self._readable.items())[:ITEMS_PER_REPLY]:
+        for key, strand in list(self._readable.items())[:ITEMS_PER_REPLY]:
             del self._readable[key]
-            replica = partition.replica
+            topic_id, number, strand_number = key
             items.append(
                 Replicated(
-                    *key,
-                    replica.epoch,
+                    topic_id,
+                    number,
+                    strand.replica.epoch,
                     "append",
-                    replica.high_watermark,
-                    partition.log.start_offset,
+                    strand.reach.high_watermark,
+                    strand.log.start_offset,
+                    strand=strand_number,
                 )
             )
         return ReplicateReply(tuple(items))
 
     def _batches_of(
-        self, key: Key, partition: Partition, bytes_max: int, start: int
+        self, key: StrandKey, strand: Strand, bytes_max: int, start: int
     ) -> tuple[Replicated | None, list[Buffer]]:
-        replica = partition.replica
-        moves = bool(replica.decided.isr) and self.node_id not in replica.decided.isr
-        if moves and partition.is_moving:
+        decided = strand.replica.decided
+        throttled = decided.moving and bool(decided.isr) and self.node_id not in decided.isr
+        if throttled:
             wait_s = self._throttle.wait_s(self._loop.time())
             if wait_s > 0:
                 self._loop.call_later(wait_s, self._again, key)
                 return None, []
         try:
-            buffers, size = partition.hand_over(self, bytes_max)
+            buffers, size = strand.hand_over(self, bytes_max)
         except CorruptBatch as error:
-            partition.damaged(error)
+            strand.damaged(error)
             self._forget(key)
-            return Replicated(*key, replica.epoch, "refuse", error=error.code), []
+            return _refusal(key, decided.epoch, error.code), []
         except RaftqError as error:
             # Retention has passed the follower by, or the disk fails: it asks again.
-            logger.warning("partition=%s node=%d %s", partition.place, self.node_id, error)
+            logger.warning("partition=%s node=%d %s", strand, self.node_id, error)
             self._forget(key)
-            return Replicated(*key, replica.epoch, "refuse", error=error.code), []
+            return _refusal(key, decided.epoch, error.code), []
         if not size:
             return None, []
-        if moves and partition.is_moving:
+        if throttled:
             self._throttle.spend(size)
-        if partition.listeners[self] < partition.log.end_offset:
-            self._grown[key] = partition
+        log = strand.log
+        if strand.listeners[self] < log.end_offset:
+            self._grown[key] = strand
         self._readable.pop(key, None)
-        place = partition.place
+        topic_id, number, strand_number = key
         item = Replicated(
-            place.topic_id, place.number, replica.epoch, "append", replica.high_watermark,
-            partition.log.start_offset, 0, start, size,
+            topic_id, number, decided.epoch, "append", strand.reach.high_watermark,
+            log.start_offset, 0, start, size, "", strand_number,
         )  # fmt: skip
         return item, buffers
 
-    def _again(self, key: Key) -> None:
-        """A throttled partition may go on."""
-        partition = self._subscribed.get(key)
-        if partition is not None and not self.closed:
-            self._grown[key] = partition
+    def _again(self, key: StrandKey) -> None:
+        """A throttled strand may go on."""
+        strand = self._subscribed.get(key)
+        if strand is not None and not self.closed:
+            self._grown[key] = strand
             if self._parked is not None:
                 self._answer_parked()
 
@@ -303,6 +307,11 @@ class Conversation:
         if self._parked is not None and not self._parked.done():
             self._parked.cancel()
         self._parked = None
+
+
+def _refusal(key: StrandKey, epoch: int, code: str) -> Replicated:
+    topic_id, number, strand = key
+    return Replicated(topic_id, number, epoch, "refuse", error=code, strand=strand)
 
 
 class Conversations:

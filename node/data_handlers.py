@@ -8,12 +8,13 @@ its partitions from another offset, because a consumer that has sought elsewhere
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from raftq.client.wire.batch import Buffer
 from raftq.client.wire.errors import (
     CorruptBatch,
+    InvalidArgument,
     NotEnoughReplicas,
     OffsetOutOfRange,
     RaftqError,
@@ -34,6 +35,7 @@ from raftq.client.wire.messages import (
 )
 from raftq.cluster.commands import AllocateProducerIds, InitNamedProducer
 from raftq.cluster.metadata_log import MetadataLog
+from raftq.cluster.topic_config import is_internal
 from raftq.node.partition import Partition
 from raftq.node.partitions import Partitions
 
@@ -115,8 +117,27 @@ class DataHandlers:
 
     def produce(
         self, message: Produce, raw: memoryview, session: Any
-    ) -> "ProduceReply | asyncio.Future[ProduceReply]":
+    ) -> "ProduceReply | Awaitable[ProduceReply]":
+        if message.delayed or is_internal(message.topic):
+            return self._produce_delayed(message, raw)
         return self._partitions.of(message.topic, message.partition).produce(message, raw)
+
+    def _produce_delayed(
+        self, message: Produce, raw: memoryview
+    ) -> "ProduceReply | Awaitable[ProduceReply]":
+        if is_internal(message.topic):
+            raise InvalidArgument(f"topic {message.topic!r} is written by the cluster itself only")
+        partition = self._partitions.of(message.topic, message.partition)
+        if partition.is_queue:
+            return partition.produce(message, raw)
+        partition.check_leader(message.epoch)
+        return self._produce_first(message, raw)
+
+    async def _produce_first(self, message: Produce, raw: memoryview) -> ProduceReply:
+        """The first delayed records of a topic make it a queue."""
+        await self._partitions.enable_queues(message.topic)
+        answer = self._partitions.of(message.topic, message.partition).produce(message, raw)
+        return answer if isinstance(answer, ProduceReply) else await answer
 
     # Fetch
 
@@ -170,7 +191,7 @@ class DataHandlers:
             epoch = partition.replica.epoch
             data = partition.read(wanted.offset, room) if room else b""
         except CorruptBatch as error:
-            self._partitions.damaged(partition, error)
+            partition.data.damaged(error)
             code = error.code
         except RaftqError as error:
             code = error.code

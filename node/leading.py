@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from raftq.cluster.topic_config import TopicConfig
-from raftq.node.partition import Place
+from raftq.node.place import Place
 from raftq.node.storage.log import Log
 
 
@@ -25,14 +25,15 @@ class ReplicatedLog(Protocol):
 
     def append(self, batch: bytearray) -> int:
         """Stamp and write a batch and hand it to the followers; its base offset. NotLeader when
-        the epoch is over."""
+        the epoch is over. The buffer must not change any more: followers get the same bytes."""
 
     def replicated(self, end: int) -> "asyncio.Future[None]":
         """Done when the high watermark has reached `end`; NotLeader, outcome unknown, when the
         epoch ends before."""
 
     def truncate_prefix(self, offset: int) -> None:
-        """Drop whole segments below the offset; the followers do the same."""
+        """Forget what is below the offset, which is readable: soon, when everything readable now
+        is on disk here. The followers do the same."""
 
 
 class Led(Protocol):

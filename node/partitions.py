@@ -5,6 +5,10 @@
     time            ──> for each partition that has something open: end requests whose time is
                         over, propose changes of the in-sync set
 
+A partition of a queue has two more logs, which are opened when the topic becomes one. Whoever owns
+what they mean while this node leads (`serve`) is called for every epoch of a queue, and of the
+cluster's own topics.
+
 Nothing is led or followed before the metadata knows this incarnation of the node: until then
 (`start`) it may still be counted with data that it no longer has.
 
@@ -14,12 +18,12 @@ them: an idle partition costs nothing.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from raftq.client.tasks import pause
 from raftq.client.wire.errors import (
-    ConfigError,
     DiskFull,
+    InvalidArgument,
     RaftqError,
     StorageError,
     UnknownPartition,
@@ -32,18 +36,30 @@ from raftq.cluster.changes import (
     TopicChanged,
     TopicDeleted,
 )
-from raftq.cluster.commands import ChangeIsr
+from raftq.cluster.commands import ChangeIsr, EnableQueues
 from raftq.cluster.metadata_log import MetadataLog
 from raftq.cluster.state import PartitionState, TopicState
+from raftq.cluster.topic_config import is_internal
 from raftq.node.config import NodeConfig
+from raftq.node.leading import Led, Service
+from raftq.node.led import LedPartition
 from raftq.node.metrics import NodeMetrics
-from raftq.node.partition import Partition, Place, known_producers
+from raftq.node.partition import Partition
+from raftq.node.place import Place
 from raftq.node.replica import Decided, IsrChange, Replica
+from raftq.node.replica_files import (
+    directory_of,
+    make_directory,
+    open_strand,
+    remove_deleted,
+    remove_replica,
+)
 from raftq.node.replication import Following, Net, Spawn
-from raftq.node.storage.config import LogConfig
 from raftq.node.storage.disk import Disk
 from raftq.node.storage.log import Log
+from raftq.node.storage.producers import Producers
 from raftq.node.storage.syncer import Syncer
+from raftq.node.strand import NAMES, Strand
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +69,8 @@ PROPOSALS_MAX = 64
 RETRY_S = 0.2
 OPEN_S = 0.01
 DISK_FULL_S = 1.0
-REMOVED = "removed"
+
+Serve = Callable[[Led], Service]
 
 
 class Partitions:
@@ -71,7 +88,9 @@ class Partitions:
         self.syncer = syncer
         self.by_name: dict[tuple[str, int], Partition] = {}
         self.by_id: dict[Key, Partition] = {}
-        self.on_damage: Callable[[Partition, BaseException], None] | None = None
+        self.on_damage: Callable[[Strand, BaseException], None] | None = None
+        self.serve: Serve | None = None
+        """Makes the owner of a led partition's strands; set before `start`."""
         self.metrics = NodeMetrics()
         self._config = config
         self._me = config.node_id
@@ -91,6 +110,7 @@ class Partitions:
         self._tick_timer: asyncio.TimerHandle | None = None
         self._proposals = asyncio.Semaphore(PROPOSALS_MAX)
         self._alive: dict[int, int] = {}  # node -> incarnation
+        self._enabling: dict[int, asyncio.Lock] = {}
 
     def start(
         self,
@@ -103,7 +123,7 @@ class Partitions:
         self._on_fatal = on_fatal
         self._following = Following(net, self._spawn, on_fatal)
         self._refresh_alive()
-        self._remove_deleted()
+        remove_deleted(self._disk, self._config.data_dir, self._metadata.state, self._me)
         self._started = True
         for topic in list(self._metadata.state.topics.values()):
             self._look_at_topic(topic)
@@ -137,10 +157,7 @@ class Partitions:
         found = self.by_name.get((topic, number))
         if found is not None:
             return found
-        state = self._metadata.state
-        known = state.topics.get(topic)
-        if known is None:
-            raise UnknownTopic(f"no topic {topic!r}")
+        known = self._known(topic)
         if not 0 <= number < len(known.partitions):
             raise UnknownPartition(
                 f"topic {topic!r} has partitions 0 to {len(known.partitions) - 1}, not {number}"
@@ -156,6 +173,32 @@ class Partitions:
     def incarnation_of(self, node: int) -> int | None:
         """Of a node that is alive."""
         return self._alive.get(node)
+
+    # Queues
+
+    async def enable_queues(self, topic: str) -> None:
+        """Return when the topic is a queue, and the replicas here have all their strands open."""
+        known = self._known(topic)
+        topic_id = known.topic_id
+        if is_internal(topic):
+            raise InvalidArgument(f"topic {topic!r} is the cluster's own and no queue")
+        if not known.queued:
+            # One proposal for all who find out at the same time.
+            lock = self._enabling.setdefault(topic_id, asyncio.Lock())
+            async with lock:
+                if not self._known(topic).queued:
+                    await self._metadata.propose(EnableQueues(topic_id))
+            self._enabling.pop(topic_id, None)
+        await self.opened.wait()
+        for (one, number), partition in self.by_id.items():
+            if one == topic_id and not partition.is_queue:
+                raise DiskFull(f"{topic}/{number} has no room here for what makes it a queue")
+
+    def _known(self, topic: str) -> TopicState:
+        known = self._metadata.state.topics.get(topic)
+        if known is None:
+            raise UnknownTopic(f"no topic {topic!r}")
+        return known
 
     # Metadata
 
@@ -211,14 +254,14 @@ class Partitions:
             if partition is not None:
                 self._close(key, remove=True)
             return
-        if partition is None:
+        if partition is not None:
+            self._tell(partition, topic, state)
+        if partition is None or topic.queued != partition.is_queue:
             self._to_open[key] = None
             if not self._opening:
                 self._opening = True
                 self.opened.clear()
                 self.loop.call_soon(self._open_some)
-            return
-        self._tell(partition, topic, state)
 
     def _open_some(self) -> None:
         """Open replicas for a moment, then let others have the loop: there may be thousands."""
@@ -241,12 +284,15 @@ class Partitions:
         topic = self._metadata.state.topic_by_id(key[0])
         if topic is None or self._me not in topic.partitions[key[1]].replicas:
             return
+        have = len(known.strands) if (known := self.by_id.get(key)) is not None else 0
         try:
             partition = self._open(topic, key[1])
         except DiskFull as error:
             logger.error("partition=%s/%d cannot be opened: %s", topic.name, key[1], error)
             self.loop.call_later(DISK_FULL_S, self._look_again, key)
             return
+        if have:
+            self._follow(partition, partition.strands[have:])
         self._tell(partition, topic, topic.partitions[key[1]])
 
     def _look_again(self, key: Key) -> None:
@@ -259,8 +305,22 @@ class Partitions:
         partition.decide(self._decided(topic, state), self._me)
         if partition.replica.epoch != epoch:
             self.metrics.elections += state.leader == self._me
-            leader = state.leader if state.leader != self._me else None
-            self._following.follow(partition, leader)
+            self._follow(partition, partition.strands)
+        self._begin_service(partition, topic)
+
+    def _follow(self, partition: Partition, strands: Sequence[Strand]) -> None:
+        """Follow whoever leads, if that is another node."""
+        leader = partition.replica.decided.leader
+        for strand in strands:
+            self._following.follow(strand, leader if leader != self._me else None)
+
+    def _begin_service(self, partition: Partition, topic: TopicState) -> None:
+        """Have the strands owned while this node leads; those of a queue once all are open."""
+        if self.serve is None or partition.led is not None or partition.replica.role != "leader":
+            return
+        if partition.is_queue if topic.queued else is_internal(topic.name):
+            partition.led = led = LedPartition(partition, self.loop)
+            partition.service = self.serve(led)
 
     def _decided(self, topic: TopicState, state: PartitionState) -> Decided:
         return Decided(
@@ -275,38 +335,53 @@ class Partitions:
 
     # Files
 
-    def _directory(self, topic: str, topic_id: int) -> str:
-        return f"{self._config.data_dir}/logs/{topic}-{topic_id:x}"
-
     def _open(self, topic: TopicState, number: int) -> Partition:
-        directory = f"{self._directory(topic.name, topic.topic_id)}/{number}"
-        if self._disk.exists(f"{directory}/{REMOVED}"):
-            self._disk.remove_directory(directory)
-        self._disk.make_directory(directory)
+        """The replica, opened anew or with the strands that it has not had yet."""
+        partition = self.by_id.get((topic.topic_id, number))
+        if partition is None:
+            directory = directory_of(self._config.data_dir, topic.name, topic.topic_id)
+            place = Place(topic.name, topic.topic_id, number, f"{directory}/{number}")
+            make_directory(self._disk, place.directory)
+        else:
+            place = partition.place
+        have = 0 if partition is None else len(partition.strands)
+        opened = self._open_strands(topic, place, range(have, len(NAMES) if topic.queued else 1))
+        if partition is None:
+            partition = self._new_partition(topic, place, *opened.pop(0))
+        for log, producers in opened:
+            partition.open_strand(log, producers)
+            self.syncer.add(log)
+        return partition
+
+    def _open_strands(
+        self, topic: TopicState, place: Place, numbers: Iterable[int]
+    ) -> list[tuple[Log, Producers]]:
+        """All of them, or (a full disk) none."""
+        opened: list[tuple[Log, Producers]] = []
         storage = self._config.storage
-        log = Log.open(
-            self._disk,
-            f"{directory}/data",
-            LogConfig(
-                segment_bytes=min(topic.config.segment_bytes, 1 << 30),
-                page_cache_bytes=storage.page_cache_bytes,
-                write_behind_bytes=storage.write_behind_bytes,
-                seal_sync=False,
-            ),
-            self._wall_ms(),
-        )
-        if log.damaged:
-            logger.error("partition=%s/%d damaged=%s", topic.name, number, log.damaged)
-        producers = known_producers(log, directory)
-        producers.expire(self._wall_ms())
+        try:
+            for number in numbers:
+                strand = open_strand(
+                    self._disk, place, number, topic.config, storage, self._wall_ms()
+                )
+                opened.append(strand)
+        except BaseException:
+            for log, _ in opened:
+                log.close(clean=False)
+            raise
+        return opened
+
+    def _new_partition(
+        self, topic: TopicState, place: Place, log: Log, producers: Producers
+    ) -> Partition:
         replica = Replica(
             self._me, self._config.replication.lag_ms / 1000, lambda node: node in self._alive
         )
-        place = Place(topic.name, topic.topic_id, number, directory)
         partition = Partition(place, log, producers, replica, self)
         partition.configure(topic.config)
-        self.by_id[topic.topic_id, number] = partition
-        self.by_name[topic.name, number] = partition
+        self.by_id[topic.topic_id, place.number] = partition
+        self.by_name[topic.name, place.number] = partition
+        # Before the other strands: within a round of syncs, what they tell of is durable first.
         self.syncer.add(log)
         return partition
 
@@ -316,50 +391,24 @@ class Partitions:
         if self.by_name.get((place.topic, place.number)) is partition:
             del self.by_name[place.topic, place.number]
         self._touched.pop(partition, None)
-        self._following.follow(partition, None)
+        for strand in partition.strands:
+            self._following.follow(strand, None)
         partition.close(clean=False)
         if remove:
             logger.info("partition=%s removed", place)
             remove_replica(self._disk, place.directory)
-
-    def _remove_deleted(self) -> None:
-        """Remove what belongs to topics that were deleted while this node was down."""
-        state = self._metadata.state
-        logs = f"{self._config.data_dir}/logs"
-        self._disk.make_directory(logs)
-        for name in self._disk.list(logs):
-            topic, _, digits = name.rpartition("-")
-            try:
-                topic_id = int(digits, 16)
-            except ValueError:
-                raise ConfigError(f"{logs}/{name} is no directory of a topic") from None
-            if topic_id >= state.topic_id_next:
-                raise ConfigError(
-                    f"{logs}/{name} belongs to a topic that this cluster has not created yet: "
-                    "the data directory is from another cluster"
-                )
-            known = state.topic_by_id(topic_id)
-            if known is None:
-                logger.info("topic=%s id=%x was deleted", topic, topic_id)
-                self._disk.remove_directory(f"{logs}/{name}")
-                continue
-            for number in self._disk.list(f"{logs}/{name}"):
-                held = number.isdecimal() and int(number) < len(known.partitions)
-                if held and self._me in known.partitions[int(number)].replicas:
-                    continue
-                remove_replica(self._disk, f"{logs}/{name}/{number}")
 
     # What partitions tell
 
     def touched(self, partition: Partition) -> None:
         self._touched[partition] = None
 
-    def reached(self, partition: Partition) -> None:
-        self._following.reached(partition)
+    def reached(self, strand: Strand) -> None:
+        self._following.reached(strand)
 
-    def damaged(self, partition: Partition, error: BaseException) -> None:
+    def damaged(self, strand: Strand, error: BaseException) -> None:
         if self.on_damage is not None:
-            self.on_damage(partition, error)
+            self.on_damage(strand, error)
 
     def failed(self, partition: Partition, error: BaseException) -> None:
         """A disk that fails to write or sync cannot be trusted with the rest either."""
@@ -386,11 +435,10 @@ class Partitions:
         replica = partition.replica
         if replica.role != "leader":
             return waits
-        end = partition.log.end_offset
-        change = replica.next_change(end, self._alive, now)
+        change = replica.next_change(self._alive, now)
         if change is not None:
             self._spawn(self._propose(partition, change))
-        return waits or replica.is_behind(end)
+        return waits or replica.is_behind()
 
     async def _propose(self, partition: Partition, change: IsrChange) -> None:
         """Propose until it is decided or the epoch is over."""
@@ -413,14 +461,3 @@ class Partitions:
                     break
                 await pause(RETRY_S)
         self.touched(partition)
-
-
-def remove_replica(disk: Disk, directory: str) -> None:
-    """Remove a replica's files. A crash in between must not leave half a log that looks whole."""
-    try:
-        disk.write_file_atomic(f"{directory}/{REMOVED}", b"removed")
-    except DiskFull:
-        # No room for the mark: what is left of the log, newest file first, is a shorter log.
-        for name in reversed(disk.list(f"{directory}/data")):
-            disk.remove(f"{directory}/data/{name}")
-    disk.remove_directory(directory)

@@ -1,23 +1,23 @@
-"""Produce requests that wait until their records have come far enough. (Shell.)
+"""Requests that wait until records have come far enough. (Shell.)
 
-One queue per partition and condition. Requests are released in the order of their ends, which is
-the order in which they came, but for repeated ones: those wait for an end that is already behind
-others, and cannot be released later than these.
+One queue per strand and condition, in the order of their ends, which is nearly always the order in
+which they came.
 """
 
 import asyncio
 from collections import deque
-from typing import Any
+from typing import Any, TypeVar
 
 from raftq.client.wire.errors import RaftqError
-from raftq.client.wire.messages import ProduceReply
+
+T = TypeVar("T")
 
 
 class _Waiting:
     __slots__ = ("deadline", "end", "future", "reply")
 
     def __init__(
-        self, end: int, deadline: float, future: "asyncio.Future[Any]", reply: ProduceReply
+        self, end: int, deadline: float, future: "asyncio.Future[Any]", reply: Any
     ) -> None:
         self.end = end
         self.deadline = deadline
@@ -36,10 +36,18 @@ class Pending:
     def __bool__(self) -> bool:
         return bool(self._queue)
 
-    def add(self, end: int, deadline: float, reply: ProduceReply) -> "asyncio.Future[ProduceReply]":
+    def add(self, end: int, deadline: float, reply: T) -> "asyncio.Future[T]":
         """The answer, once everything below `end` has come far enough."""
-        future: asyncio.Future[ProduceReply] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Waiting(end, deadline, future, reply))
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        waiting, queue = _Waiting(end, deadline, future, reply), self._queue
+        if queue and queue[-1].end > end:
+            # A repeated request, whose records have been here for a while.
+            at = len(queue) - 1
+            while at and queue[at - 1].end > end:
+                at -= 1
+            queue.insert(at, waiting)
+        else:
+            queue.append(waiting)
         return future
 
     def release(self, end: int) -> None:
@@ -55,6 +63,7 @@ class Pending:
         for waiting in self._queue:
             if not waiting.future.done():
                 waiting.future.set_exception(error)
+                waiting.future.exception()  # whoever asked may be gone
         self._queue.clear()
 
     def expire(self, now: float, error: RaftqError) -> None:

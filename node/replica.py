@@ -4,21 +4,28 @@
       ^─────────────────┴──stand_down──────┘        every change comes from the metadata
 
 A role belongs to an epoch; what belongs to another epoch is refused by whoever calls this core.
+A partition has one role and one in-sync set, and one or more logs, its strands. How far each copy
+of a strand reaches is that strand's own business (`Reach`); the set is common to all of them.
 
 Rules of a leader
-- The high watermark is the smallest end over the in-sync set; a member that has not been heard of
-  in this epoch holds it where it is. It moves only while the set has `min_insync` members.
+- The high watermark of a strand is the smallest end over the in-sync set; a member that has not
+  been heard of in this epoch holds it where it is. It moves only while the set has `min_insync`
+  members.
 - A follower that is about to be let in counts from the moment the change is proposed, because it
   may be elected from the moment the change is decided. One that is to be put out counts until that
-  is decided. So whoever is elected from the set has everything below the high watermark.
-- The set is never proposed smaller than `min_insync`: then the high watermark stands still instead.
-- A follower is put out when it is known to be dead, or has been behind for `lag_s`.
-- It is let in when it has everything readable, and everything that was there when this epoch began.
+  is decided. So whoever is elected from the set has everything below the high watermarks.
+- The set is never proposed smaller than `min_insync`: then the high watermarks stand still instead.
+- A follower is put out when it is known to be dead, or has been behind for `lag_s` in any strand.
+- It is let in when it has, of every strand, everything readable and everything that was there when
+  this epoch began.
+- A strand that is opened while the partition is led was never written in this epoch, nor is there
+  anything readable in it that a member of the set does not have: nobody is let in or elected
+  without what other leaders wrote to it. So it may be missing for a while, and come at any time.
 
 This core knows ends of logs, not logs. Times are seconds of the caller's clock.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,7 +35,7 @@ UNKNOWN = -1
 
 
 class Follower:
-    """What the leader knows of one follower in this epoch."""
+    """What the leader knows of one follower's copy of a strand in this epoch."""
 
     __slots__ = ("caught_up_at", "end_offset", "incarnation", "target_at", "target_end")
 
@@ -70,111 +77,68 @@ class Decided:
 NOTHING = Decided(-1, -1, None, (), (), 1)
 
 
-class Replica:
-    """See the module's docstring. `incarnation_of` and `is_alive` answer from the metadata."""
+class Reach:
+    """How far the copies of one strand reach, here and at the followers.
+
+    A leader's is told of every change; of a follower's only `high_watermark` means something.
+    """
 
     __slots__ = (
-        "_counted",
-        "_is_alive",
-        "_lag_s",
-        "_me",
-        "_proposed",
-        "decided",
-        "epoch_start",
-        "followers",
-        "high_watermark",
-        "own_end",
-        "role",
-    )
+        "_counted", "_held", "epoch_start", "followers", "high_watermark", "log_end", "own_end",
+    )  # fmt: skip
 
-    def __init__(self, me: int, lag_s: float, is_alive: Callable[[int], bool]) -> None:
-        self._me = me
-        self._lag_s = lag_s
-        self._is_alive = is_alive
-        self._proposed: IsrChange | None = None
-        self._counted: tuple[Follower, ...] = ()
-        self.role: Role = "idle"
-        self.decided = NOTHING
-        self.followers: dict[int, Follower] = {}
+    def __init__(self) -> None:
         self.high_watermark = 0
+        self.log_end = 0
         self.own_end = 0
         self.epoch_start = 0
-
-    @property
-    def epoch(self) -> int:
-        return self.decided.epoch
+        self.followers: dict[int, Follower] = {}
+        self._counted: tuple[Follower, ...] = ()
+        self._held = True
 
     def describe(self) -> str:
         ends = {node: one.end_offset for node, one in self.followers.items()}
-        return (
-            f"{self.role} epoch={self.decided.epoch} version={self.decided.version} "
-            f"isr={self.decided.isr} proposed={self._proposed} hw={self.high_watermark} "
-            f"own_end={self.own_end} ends={ends}"
-        )
+        return f"hw={self.high_watermark} own_end={self.own_end} ends={ends}"
 
-    # Roles
+    # For the Replica
 
-    def lead(self, decided: Decided, log_end: int, own_end: int, now: float) -> None:
-        """Begin an epoch as its leader. `own_end` is as durable as the topic asks."""
-        assert decided.leader == self._me, self.describe()
-        assert decided.epoch > self.decided.epoch, self.describe()
-        self.role = "leader"
-        self.decided = decided
+    def begin(self, log_end: int, own_end: int) -> None:
+        """The leader begins to write here; nothing is known of anybody."""
+        self.end()
+        self.log_end = self.epoch_start = log_end
         self.own_end = own_end
-        self.epoch_start = log_end
-        self._proposed = None
-        self.followers = {node: Follower(now) for node in decided.replicas if node != self._me}
-        self._recount()
 
-    def follow(self, decided: Decided) -> None:
-        """Begin an epoch under another leader, or (leader None) without one."""
-        assert decided.leader != self._me, self.describe()
-        assert decided.epoch > self.decided.epoch, self.describe()
-        self.role = "idle" if decided.leader is None else "follower"
-        self.decided = decided
-        self._proposed = None
+    def end(self) -> None:
         self.followers = {}
         self._counted = ()
+        self._held = True
 
-    def update(self, decided: Decided, now: float) -> bool:
-        """The same epoch with another set, or other replicas; whether readers see more now."""
-        assert decided.epoch == self.decided.epoch, self.describe()
-        if self._proposed is not None and decided.version > self._proposed.version:
-            self._proposed = None
-        self.decided = decided
-        if self.role != "leader":
-            return False
+    def replicate_to(self, nodes: Sequence[int], now: float) -> None:
         known = self.followers
-        self.followers = {
-            node: known.get(node) or Follower(now) for node in decided.replicas if node != self._me
-        }
-        self._recount()
-        return self.advance()
+        self.followers = {node: known.get(node) or Follower(now) for node in nodes}
 
-    # The leader's facts
-
-    def _recount(self) -> None:
-        """Whose ends count: the set, and who is about to join it."""
-        members = dict.fromkeys(self.decided.isr)
-        if self._proposed is not None:
-            members.update(dict.fromkeys(node for node, _ in self._proposed.members))
+    def count(self, members: Iterable[int], held: bool) -> None:
+        """Whose ends count; nothing moves while `held`."""
         self._counted = tuple(self.followers[node] for node in members if node in self.followers)
+        self._held = held
 
-    def appended(self, old_end: int, own_end: int, now: float) -> bool:
-        """The leader's log grew from `old_end`; whether readers see more now."""
+    # Facts
+
+    def appended(self, log_end: int, own_end: int, now: float) -> bool:
+        """The leader's log grew; whether readers see more now."""
+        old_end, self.log_end = self.log_end, log_end
         for follower in self.followers.values():
             if follower.end_offset == old_end:
                 follower.caught_up_at = now
-        return self.flushed(own_end)
+        self.own_end = own_end
+        return self.advance()
 
     def flushed(self, own_end: int) -> bool:
         """The leader's own copy counts up to here now; whether readers see more."""
         self.own_end = own_end
         return self.advance()
 
-    def progressed(
-        self, node: int, incarnation: int, end_offset: int, log_end: int, now: float
-    ) -> bool:
+    def progressed(self, node: int, incarnation: int, end_offset: int, now: float) -> bool:
         """A follower's log ends here; whether readers see more now."""
         follower = self.followers.get(node)
         if follower is None:
@@ -182,6 +146,7 @@ class Replica:
         if follower.incarnation != incarnation:
             follower.incarnation = incarnation
             follower.target_end = UNKNOWN
+        log_end = self.log_end
         follower.end_offset = end_offset
         if end_offset >= log_end:
             follower.caught_up_at = now
@@ -194,8 +159,7 @@ class Replica:
 
     def advance(self) -> bool:
         """Move the high watermark as far as the rules allow; whether it moved."""
-        decided = self.decided
-        if len(decided.isr) < decided.min_insync:
+        if self._held:
             return False
         end = self.own_end
         for follower in self._counted:
@@ -208,8 +172,139 @@ class Replica:
 
     @property
     def settled(self) -> bool:
-        """Whether a reader can be told where the log ends: all of older epochs is readable."""
-        return self.role == "leader" and self.high_watermark >= self.epoch_start
+        """Whether all of older epochs is readable; of a leader's strand."""
+        return self.high_watermark >= self.epoch_start
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether some follower has not everything."""
+        end = self.log_end
+        return any(one.end_offset < end for one in self.followers.values())
+
+    def is_late(self, node: int, since: float) -> bool:
+        """Whether this follower has been behind since before then."""
+        follower = self.followers[node]
+        return follower.end_offset < self.log_end and follower.caught_up_at < since
+
+    def is_ready(self, node: int, incarnation: int) -> bool:
+        """Whether this follower, if it is that process, may be let into the set."""
+        follower = self.followers[node]
+        return (
+            follower.incarnation == incarnation
+            and follower.end_offset >= self.high_watermark
+            and follower.end_offset >= self.epoch_start
+        )
+
+
+class Replica:
+    """See the module's docstring. `is_alive` answers from the metadata."""
+
+    __slots__ = ("_is_alive", "_lag_s", "_me", "_proposed", "data", "decided", "role", "strands")
+
+    def __init__(self, me: int, lag_s: float, is_alive: Callable[[int], bool]) -> None:
+        self._me = me
+        self._lag_s = lag_s
+        self._is_alive = is_alive
+        self._proposed: IsrChange | None = None
+        self.role: Role = "idle"
+        self.decided = NOTHING
+        self.data = Reach()
+        self.strands = [self.data]
+
+    @property
+    def epoch(self) -> int:
+        return self.decided.epoch
+
+    @property
+    def high_watermark(self) -> int:
+        """Of the data."""
+        return self.data.high_watermark
+
+    @property
+    def followers(self) -> Mapping[int, Follower]:
+        """Of the data; the other strands have the same nodes."""
+        return self.data.followers
+
+    def describe(self) -> str:
+        return (
+            f"{self.role} epoch={self.decided.epoch} version={self.decided.version} "
+            f"isr={self.decided.isr} proposed={self._proposed} "
+            + " | ".join(one.describe() for one in self.strands)
+        )
+
+    # Roles
+
+    def lead(self, decided: Decided, ends: Sequence[tuple[int, int]], now: float) -> None:
+        """Begin an epoch as its leader. `ends` has, of every strand, where the log ends and up to
+        where it is as durable as the topic asks."""
+        assert decided.leader == self._me, self.describe()
+        assert decided.epoch > self.decided.epoch, self.describe()
+        self.role = "leader"
+        self.decided = decided
+        self._proposed = None
+        for reach, (log_end, own_end) in zip(self.strands, ends, strict=True):
+            reach.begin(log_end, own_end)
+            reach.replicate_to(self._others(), now)
+        self._recount()
+
+    def follow(self, decided: Decided) -> None:
+        """Begin an epoch under another leader, or (leader None) without one."""
+        assert decided.leader != self._me, self.describe()
+        assert decided.epoch > self.decided.epoch, self.describe()
+        self.role = "idle" if decided.leader is None else "follower"
+        self.decided = decided
+        self._proposed = None
+        for reach in self.strands:
+            reach.end()
+
+    def open_strand(self, log_end: int, own_end: int, now: float) -> Reach:
+        """There is one more log from now on, whatever the role."""
+        reach = Reach()
+        self.strands.append(reach)
+        if self.role == "leader":
+            reach.begin(log_end, own_end)
+            reach.replicate_to(self._others(), now)
+            self._recount()
+            reach.advance()
+        return reach
+
+    def update(self, decided: Decided, now: float) -> list[int]:
+        """The same epoch with another set, or other replicas; the numbers of the strands of which
+        readers see more now."""
+        assert decided.epoch == self.decided.epoch, self.describe()
+        if self._proposed is not None and decided.version > self._proposed.version:
+            self._proposed = None
+        self.decided = decided
+        if self.role != "leader":
+            return []
+        for reach in self.strands:
+            reach.replicate_to(self._others(), now)
+        self._recount()
+        return self.advance()
+
+    # The leader's facts
+
+    def _others(self) -> list[int]:
+        return [node for node in self.decided.replicas if node != self._me]
+
+    def _recount(self) -> None:
+        """Whose ends count: the set, and who is about to join it."""
+        decided = self.decided
+        members = dict.fromkeys(decided.isr)
+        if self._proposed is not None:
+            members.update(dict.fromkeys(node for node, _ in self._proposed.members))
+        held = len(decided.isr) < decided.min_insync
+        for reach in self.strands:
+            reach.count(members, held)
+
+    def advance(self) -> list[int]:
+        """Move the high watermarks as far as the rules allow; the numbers of those that moved."""
+        return [number for number, reach in enumerate(self.strands) if reach.advance()]
+
+    @property
+    def settled(self) -> bool:
+        """Whether a reader can be told where the data ends: all of older epochs is readable."""
+        return self.role == "leader" and self.data.settled
 
     def may_accept(self) -> bool:
         """Whether enough of the set is alive for a write to be acknowledged by all of it."""
@@ -223,16 +318,14 @@ class Replica:
 
     # The in-sync set
 
-    def is_behind(self, log_end: int) -> bool:
+    def is_behind(self) -> bool:
         """Whether some replica has not everything, so that time may change the set."""
-        isr = self.decided.isr
-        return len(isr) < len(self.decided.replicas) or any(
-            one.end_offset < log_end for one in self.followers.values()
+        decided = self.decided
+        return len(decided.isr) < len(decided.replicas) or any(
+            reach.is_behind for reach in self.strands
         )
 
-    def next_change(
-        self, log_end: int, incarnations: Mapping[int, int], now: float
-    ) -> IsrChange | None:
+    def next_change(self, incarnations: Mapping[int, int], now: float) -> IsrChange | None:
         """The change to be proposed now; the caller reports how it ended.
 
         `incarnations` has every node that is alive.
@@ -242,15 +335,15 @@ class Replica:
         decided = self.decided
         members = {self._me: incarnations.get(self._me, 0)}
         joined, dead, late = [], [], []
-        for node, follower in self.followers.items():
+        for node in self.followers:
             alive = incarnations.get(node)
             if node not in decided.isr:
-                if alive is not None and self._is_ready(follower, alive):
+                if alive is not None and self._is_ready(node, alive):
                     members[node] = alive
                     joined.append(node)
             elif alive is None:
                 dead.append(node)
-            elif follower.end_offset < log_end and now - follower.caught_up_at > self._lag_s:
+            elif self._is_late(node, now):
                 late.append(node)
             else:
                 members[node] = alive
@@ -276,12 +369,12 @@ class Replica:
         self._recount()
         return change
 
-    def _is_ready(self, follower: Follower, incarnation: int) -> bool:
-        return (
-            follower.incarnation == incarnation
-            and follower.end_offset >= self.high_watermark
-            and follower.end_offset >= self.epoch_start
-        )
+    def _is_ready(self, node: int, incarnation: int) -> bool:
+        return all(reach.is_ready(node, incarnation) for reach in self.strands)
+
+    def _is_late(self, node: int, now: float) -> bool:
+        since = now - self._lag_s
+        return any(reach.is_late(node, since) for reach in self.strands)
 
     def change_ended(self, change: IsrChange, applied_or_refused: bool) -> bool:
         """How a proposal ended. While it is not known, those it lets in go on to count.

@@ -28,11 +28,10 @@ from raftq.client.wire.node_messages import (
     ReplicateReply,
     Subscription,
 )
-from raftq.node.partition import Partition
+from raftq.node.strand import Strand, StrandKey
 
 logger = logging.getLogger(__name__)
 
-Key = tuple[int, int]
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
 ITEMS_PER_REQUEST = 500
@@ -52,18 +51,18 @@ class Net(Protocol):
 
 
 class Fetcher:
-    """Follows every partition that one node leads."""
+    """Follows every strand of the partitions that one node leads."""
 
     def __init__(self, net: Net, leader: int, on_fatal: Callable[[BaseException], None]) -> None:
         self._net = net
         self.leader = leader
         self._on_fatal = on_fatal
-        self._wanted: dict[Key, Partition] = {}  # all of them
-        self._new: dict[Key, Partition] = {}  # to be subscribed to
-        self._reached: dict[Key, Partition] = {}  # whose end is to be told
-        self._left: dict[Key, None] = {}
-        self._subscribed: dict[Key, int] = {}  # -> epoch
-        self._delays: dict[Key, float] = {}
+        self._wanted: dict[StrandKey, Strand] = {}  # all of them
+        self._new: dict[StrandKey, Strand] = {}  # to be subscribed to
+        self._reached: dict[StrandKey, Strand] = {}  # whose end is to be told
+        self._left: dict[StrandKey, None] = {}
+        self._subscribed: dict[StrandKey, int] = {}  # -> epoch
+        self._delays: dict[StrandKey, float] = {}
         self._connection: Connection | None = None
         self._ended = asyncio.Event()
         self._stirred = asyncio.Event()
@@ -76,26 +75,25 @@ class Fetcher:
     def idle(self) -> bool:
         return not self._wanted
 
-    def want(self, partition: Partition) -> None:
+    def want(self, strand: Strand) -> None:
         """Follow it, in its present epoch."""
-        key = _key(partition)
-        self._wanted[key] = partition
+        key = strand.key
+        self._wanted[key] = strand
         self._left.pop(key, None)
         self._delays.pop(key, None)
         self._renew(key)
         self._stirred.set()
 
-    def _renew(self, key: Key) -> None:
-        partition = self._wanted.get(key)
-        if partition is not None and not self._stopped:
+    def _renew(self, key: StrandKey) -> None:
+        strand = self._wanted.get(key)
+        if strand is not None and not self._stopped:
             self._subscribed.pop(key, None)
             self._reached.pop(key, None)
-            self._new[key] = partition
+            self._new[key] = strand
             self._kick()
 
-    def drop(self, partition: Partition) -> None:
+    def drop(self, key: StrandKey) -> None:
         """Follow it no longer."""
-        key = _key(partition)
         if self._wanted.pop(key, None) is not None:
             self._new.pop(key, None)
             self._reached.pop(key, None)
@@ -104,11 +102,11 @@ class Fetcher:
                 self._left[key] = None
                 self._kick()
 
-    def reached(self, partition: Partition) -> None:
+    def reached(self, strand: Strand) -> None:
         """Its log ends further on; the leader shall know."""
-        key = _key(partition)
+        key = strand.key
         if key in self._subscribed:
-            self._reached[key] = partition
+            self._reached[key] = strand
             self._kick()
 
     # The connection
@@ -192,11 +190,10 @@ class Fetcher:
             self._number,
             subscriptions,
             tuple(self._progress()),
-            tuple(part for key in self._left for part in key),
+            tuple(self._leaving()),
             net.fetch_bytes_max,
             net.wait_ms,
         )
-        self._left.clear()
         try:
             future = connection.submit(request, (), net.wait_ms / 1000 + GRACE_S)
         except RaftqError as error:
@@ -208,30 +205,41 @@ class Fetcher:
 
     def _subscriptions(self) -> list[Subscription]:
         found = []
-        for key, partition in list(self._new.items())[:ITEMS_PER_REQUEST]:
+        for key, strand in list(self._new.items())[:ITEMS_PER_REQUEST]:
             del self._new[key]
-            log, epoch = partition.log, partition.replica.epoch
+            log, epoch = strand.log, strand.replica.epoch
             pairs = log.epoch_pairs(EPOCHS_MAX)
             self._subscribed[key] = epoch
-            if partition.own_end < log.end_offset:
+            if strand.own_end < log.end_offset:
                 # A subscription is also a word about how much is safe here.
                 log.sync()
             found.append(
                 Subscription(
-                    *key,
+                    key[0],
+                    key[1],
                     epoch,
                     log.start_offset,
                     log.end_offset,
                     tuple(number for pair in pairs for number in pair),
+                    key[2],
                 )
             )
         return found
 
     def _progress(self) -> list[Progress]:
         found = []
-        for key, partition in list(self._reached.items())[:ITEMS_PER_REQUEST]:
+        for key, strand in list(self._reached.items())[:ITEMS_PER_REQUEST]:
             del self._reached[key]
-            found.append(Progress(*key, self._subscribed[key], partition.own_end))
+            topic_id, number, strand_number = key
+            epoch = self._subscribed[key]
+            found.append(Progress(topic_id, number, epoch, strand.own_end, strand_number))
+        return found
+
+    def _leaving(self) -> list[int]:
+        found: list[int] = []
+        for key in list(self._left)[:ITEMS_PER_REQUEST]:
+            del self._left[key]
+            found += key
         return found
 
     # Replies
@@ -255,28 +263,29 @@ class Fetcher:
         except Exception as broken:
             self._on_fatal(broken)
             return
-        if self._open == 0 or (self._open < 2 and (self._new or self._reached)):
+        if self._open == 0 or (self._open < 2 and (self._new or self._reached or self._left)):
             self._send()
 
     def _take(self, item: Replicated, raw: memoryview) -> None:
-        key = (item.topic_id, item.partition)
-        partition = self._wanted.get(key)
-        if partition is None or key not in self._subscribed:
+        key = (item.topic_id, item.partition, item.strand)
+        strand = self._wanted.get(key)
+        if strand is None or key not in self._subscribed:
             return
         if item.verb == "refuse":
             self._postpone(key, item.error)
             return
-        replica = partition.replica
+        replica = strand.replica
         if item.epoch != replica.epoch or replica.role != "follower":
             return
         try:
             if item.verb == "append":
-                partition.take(raw[item.start : item.start + item.length], item.high_watermark)
+                batches = raw[item.start : item.start + item.length]
+                strand.take(batches, item.high_watermark, item.start_offset)
             else:
                 if item.verb == "truncate":
-                    partition.cut(item.offset)
+                    strand.cut(item.offset)
                 else:
-                    partition.restart_at(item.offset)
+                    strand.restart_at(item.offset)
                 self._renew(key)
         except CorruptBatch as error:
             self._postpone(key, str(error))
@@ -284,27 +293,23 @@ class Fetcher:
             # A log that cannot be written any more was reported by the partition itself.
             self._postpone(key, str(error))
 
-    def _postpone(self, key: Key, reason: str) -> None:
+    def _postpone(self, key: StrandKey, reason: str) -> None:
         """Subscribe again after a while that grows with every failure."""
-        partition = self._wanted[key]
+        strand = self._wanted[key]
         delay = self._delays.get(key, RETRY_S_MIN)
         self._delays[key] = min(delay * 2, RETRY_S_MAX)
         logger.info(
             "partition=%s leader=%d again in=%.2fs reason=%s",
-            partition.place, self.leader, delay, reason,
+            strand, self.leader, delay, reason,
         )  # fmt: skip
         self._subscribed.pop(key, None)
         self._reached.pop(key, None)
-        self._net.loop.call_later(delay, self._renew_if, key, partition.replica.epoch)
+        self._net.loop.call_later(delay, self._renew_if, key, strand.replica.epoch)
 
-    def _renew_if(self, key: Key, epoch: int) -> None:
-        partition = self._wanted.get(key)
-        if partition is not None and partition.replica.epoch == epoch and key not in self._new:
+    def _renew_if(self, key: StrandKey, epoch: int) -> None:
+        strand = self._wanted.get(key)
+        if strand is not None and strand.replica.epoch == epoch and key not in self._new:
             self._renew(key)
-
-
-def _key(partition: Partition) -> Key:
-    return partition.place.topic_id, partition.place.number
 
 
 class Following:
@@ -315,27 +320,27 @@ class Following:
         self._spawn = spawn
         self._on_fatal = on_fatal
         self._fetchers: dict[int, Fetcher] = {}
-        self._by_partition: dict[Key, Fetcher] = {}
+        self._by_strand: dict[StrandKey, Fetcher] = {}
 
-    def follow(self, partition: Partition, leader: int | None) -> None:
+    def follow(self, strand: Strand, leader: int | None) -> None:
         """Follow this leader in the partition's present epoch, and no other; None: nobody."""
-        key = _key(partition)
-        before = self._by_partition.pop(key, None)
+        key = strand.key
+        before = self._by_strand.pop(key, None)
         if before is not None and before.leader != leader:
-            before.drop(partition)
+            before.drop(key)
         if leader is None:
             return
         fetcher = self._fetchers.get(leader)
         if fetcher is None:
             fetcher = self._fetchers[leader] = Fetcher(self._net, leader, self._on_fatal)
             self._spawn(fetcher.run())
-        self._by_partition[key] = fetcher
-        fetcher.want(partition)
+        self._by_strand[key] = fetcher
+        fetcher.want(strand)
 
-    def reached(self, partition: Partition) -> None:
-        fetcher = self._by_partition.get(_key(partition))
+    def reached(self, strand: Strand) -> None:
+        fetcher = self._by_strand.get(strand.key)
         if fetcher is not None:
-            fetcher.reached(partition)
+            fetcher.reached(strand)
 
     def stop(self) -> None:
         for fetcher in self._fetchers.values():

@@ -3,6 +3,9 @@
 Every second a little: some partitions are looked at for retention, some bytes of sealed segments
 are verified. Damage, found so or by a reader, is repaired with the bytes of another replica; until
 that succeeds the damaged range stays unreadable here and everything around it is served.
+
+Retention is for the data of clients: the other strands, and the cluster's own topics, are cut by
+whoever owns what they mean.
 """
 
 import logging
@@ -13,10 +16,12 @@ from raftq.client.connection import Connection
 from raftq.client.wire.batch import Buffer
 from raftq.client.wire.errors import CorruptBatch, RaftqError, StorageFailed, UnknownPartition
 from raftq.client.wire.node_messages import ReadReplica, ReadReplicaReply
+from raftq.cluster.topic_config import is_internal
 from raftq.node.partition import Partition
 from raftq.node.partitions import Partitions
 from raftq.node.replication import Net, Spawn
 from raftq.node.storage.header import DamagedRange
+from raftq.node.strand import Strand
 from raftq.node.walk import below, end_of_batches
 
 logger = logging.getLogger(__name__)
@@ -47,9 +52,10 @@ class Upkeep:
         self._spawn = spawn
         self._scrub_bytes_s = scrub_bytes_s
         self._turn = 0
+        self._scrubs = 0
         self._expired_at = net.loop.time()
-        self._repairing: dict[Partition, None] = {}
-        self._tried: dict[Partition, float] = {}
+        self._repairing: dict[Strand, None] = {}
+        self._tried: dict[Strand, float] = {}
         self._stopped = False
         self.repaired = 0
         partitions.on_damage = self._damaged
@@ -74,16 +80,24 @@ class Upkeep:
             if self._net.loop.time() - self._expired_at > EXPIRE_S:
                 self._expired_at = self._net.loop.time()
                 for partition in partitions:
-                    partition.producers.expire(self._wall_ms())
+                    for strand in partition.strands:
+                        strand.producers.expire(self._wall_ms())
         self._net.loop.call_later(TICK_S, self._tick)
 
     def _tend(self, partition: Partition) -> None:
-        """Retention, of what every reader may already have seen."""
-        config = partition.config
-        if partition.closed or partition.log.failure is not None:
+        if partition.closed:
             return
+        if not is_internal(partition.place.topic) and partition.log.failure is None:
+            self._retain(partition)
+        for strand in partition.strands:
+            if strand.log.damaged and strand.log.failure is None:
+                self._damaged(strand, None)
+
+    def _retain(self, partition: Partition) -> None:
+        """Of what every reader may already have seen."""
+        config, log = partition.config, partition.log
         try:
-            freed = partition.log.retain(
+            freed = log.retain(
                 self._wall_ms(),
                 config.retention_ms,
                 config.retention_bytes,
@@ -95,69 +109,67 @@ class Upkeep:
         if freed:
             logger.info(
                 "partition=%s retention freed=%d start_offset=%d",
-                partition.place, freed, partition.log.start_offset,
+                partition.place, freed, log.start_offset,
             )  # fmt: skip
-        if partition.log.damaged:
-            self._damaged(partition, None)
 
     def _scrub(self, partition: Partition) -> None:
-        if partition.closed or partition.log.failure is not None:
+        """One strand at a time: its turn comes again with the partition's."""
+        strand = partition.strands[self._scrubs % len(partition.strands)]
+        self._scrubs += 1
+        if partition.closed or strand.log.failure is not None:
             return
-        step = partition.log.scrub(int(self._scrub_bytes_s * TICK_S))
+        step = strand.log.scrub(int(self._scrub_bytes_s * TICK_S))
         if step.damaged:
-            logger.error("partition=%s damaged=%s", partition.place, step.damaged)
-            self._damaged(partition, None)
+            logger.error("partition=%s damaged=%s", strand, step.damaged)
+            self._damaged(strand, None)
 
     # Repair
 
-    def _damaged(self, partition: Partition, error: BaseException | None) -> None:
+    def _damaged(self, strand: Strand, error: BaseException | None) -> None:
         """Some damage is known; look for good bytes, but not all the time."""
         now = self._net.loop.time()
-        if partition in self._repairing or self._stopped:
+        if strand in self._repairing or self._stopped:
             return
-        if now - self._tried.get(partition, float("-inf")) < REPAIR_AGAIN_S:
+        if now - self._tried.get(strand, float("-inf")) < REPAIR_AGAIN_S:
             return
-        self._tried[partition] = now
-        self._repairing[partition] = None
-        self._spawn(self._repair(partition))
+        self._tried[strand] = now
+        self._repairing[strand] = None
+        self._spawn(self._repair(strand))
 
-    async def _repair(self, partition: Partition) -> None:
+    async def _repair(self, strand: Strand) -> None:
         try:
-            for damage in list(partition.log.damaged):
-                for node in partition.replica.decided.replicas:
-                    if node != self._net.node_id and await self._copy(partition, damage, node):
+            for damage in list(strand.log.damaged):
+                for node in strand.replica.decided.replicas:
+                    if node != self._net.node_id and await self._copy(strand, damage, node):
                         break
         finally:
-            del self._repairing[partition]
+            del self._repairing[strand]
 
-    async def _copy(self, partition: Partition, damage: DamagedRange, node: int) -> bool:
+    async def _copy(self, strand: Strand, damage: DamagedRange, node: int) -> bool:
         """Whether the damage is gone, with the help of this node."""
-        place = partition.place
         try:
             connection = await self._net.connect(node)
             try:
-                good = await self._read(connection, partition, damage)
+                good = await self._read(connection, strand, damage)
             finally:
                 await connection.close()
-            if partition.closed:
+            if strand.partition.closed:
                 return True
-            partition.log.repair(damage.start, good)
+            strand.log.repair(damage.start, good)
         except RaftqError as error:
             logger.warning(
                 "partition=%s damage=[%d,%d) node=%d cannot help: %s",
-                place, damage.start, damage.end, node, error,
+                strand, damage.start, damage.end, node, error,
             )  # fmt: skip
             return False
         self.repaired += 1
         logger.warning(
-            "partition=%s repaired=[%d,%d) from node=%d", place, damage.start, damage.end, node
+            "partition=%s repaired=[%d,%d) from node=%d", strand, damage.start, damage.end, node
         )
         return True
 
-    async def _read(
-        self, connection: Connection, partition: Partition, damage: DamagedRange
-    ) -> Buffer:
-        place = partition.place
+    async def _read(self, connection: Connection, strand: Strand, damage: DamagedRange) -> Buffer:
+        topic_id, partition, number = strand.key
         parts: list[bytes] = []
         size = 0
         need = damage.end_position - damage.position
@@ -166,7 +178,7 @@ class Upkeep:
             if need > REPAIR_BYTES_MAX:
                 raise CorruptBatch(f"{need} damaged bytes are more than can be repaired at once")
             reply = await connection.request(
-                ReadReplica(place.topic_id, place.number, offset, REPAIR_READ_BYTES)
+                ReadReplica(topic_id, partition, offset, REPAIR_READ_BYTES, number)
             )
             data = below(reply.raw, damage.end)
             if not len(data):
@@ -181,7 +193,8 @@ class Upkeep:
     ) -> tuple[ReadReplicaReply, list[Buffer]]:
         """The handler of the other side."""
         partition = self._partitions.find((message.topic_id, message.partition))
-        if partition is None:
+        strand = None if partition is None else partition.strand(message.strand)
+        if strand is None:
             raise UnknownPartition(f"no copy of {message.topic_id:x}/{message.partition} here")
-        data = partition.log.read(message.offset, min(message.bytes_max, REPAIR_READ_BYTES))
+        data = strand.log.read(message.offset, min(message.bytes_max, REPAIR_READ_BYTES))
         return ReadReplicaReply(), [data] if data else []

@@ -4,6 +4,7 @@ For bytes that a log has read: they are checked by whoever decodes them, so here
 a walk over damaged bytes from going astray.
 """
 
+from collections.abc import Iterator
 from struct import Struct
 
 from raftq.client.wire.batch import HEADER_BYTES, MAGIC, Buffer
@@ -34,6 +35,15 @@ def below(data: Buffer, offset: int) -> Buffer:
             return memoryview(data)[:at]
         at += length
     return data
+
+
+def each_batch(data: memoryview) -> Iterator[memoryview]:
+    at = 0
+    size = len(data)
+    while at < size:
+        length, _, _ = _front(data, at)
+        yield data[at : at + length]
+        at += length
 
 
 def _front(data: Buffer, at: int) -> tuple[int, int, int]:

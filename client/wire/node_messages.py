@@ -11,12 +11,16 @@ One Replicate conversation runs per pair of nodes and carries all partitions tha
 other follows. The leader remembers what the follower subscribed to, so a request names only what
 changed: new subscriptions, and the ends of logs that grew. The leader parks it until there is
 something to say about any subscribed partition, and then says it about all of those at once.
+
+A partition has up to three logs, its strands: 0 data, 1 ledger, 2 delays. Each is subscribed to,
+replicated and left on its own.
 """
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from raftq.client.wire.messages import (
+    U8,
     U31,
     U32,
     Epoch,
@@ -120,6 +124,7 @@ class Subscription:
     start_offset: Offset
     end_offset: Offset
     epochs: Annotated[tuple[Offset, ...], Most(2 * EPOCHS_MAX)] = ()
+    strand: U8 = 0
 
     def pairs(self) -> list[tuple[int, int]]:
         return list(zip(self.epochs[::2], self.epochs[1::2], strict=True))
@@ -133,16 +138,19 @@ class Progress:
     partition: U31
     epoch: Epoch
     end_offset: Offset
+    strand: U8 = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """About one partition, one of
+    """About one strand of a partition, one of
 
     append    bytes [start, start + length) of the raw part go to the end of the log
     truncate  the logs agree below `offset` only: cut there, then subscribe anew
     reset     the leader keeps nothing the follower has: begin anew at `offset`, then subscribe
     refuse    `error` says why; the subscription is gone
+
+    The leader's `start_offset` is also the follower's, once that has everything readable.
     """
 
     topic_id: Offset
@@ -155,6 +163,7 @@ class Replicated:
     start: U32 = 0
     length: U32 = 0
     error: ErrorCode = ""
+    strand: U8 = 0
 
 
 @register
@@ -189,13 +198,13 @@ class Replicate(Request[ReplicateReply]):
     number: Offset
     subscribe: Annotated[tuple[Subscription, ...], Most(ITEMS_MAX)] = ()
     progress: Annotated[tuple[Progress, ...], Most(ITEMS_MAX)] = ()
-    leave: Annotated[tuple[Offset, ...], Most(2 * ITEMS_MAX)] = ()  # topic id, partition, ...
+    leave: Annotated[tuple[Offset, ...], Most(ITEMS_MAX)] = ()  # topic id, partition, strand, ...
     bytes_max: U31 = 1024 * 1024
     wait_ms: WaitMs = 500
 
     def check(self, raw_bytes: int) -> None:
-        if len(self.leave) % 2:
-            raise Bad(".leave: not pairs of topic id and partition")
+        if len(self.leave) % 3:
+            raise Bad(".leave: not triples of topic id, partition and strand")
         for at, one in enumerate(self.subscribe):
             if len(one.epochs) % 2:
                 raise Bad(f".subscribe[{at}].epochs: not pairs of epoch and offset")
@@ -221,3 +230,4 @@ class ReadReplica(Request[ReadReplicaReply]):
     partition: U31
     offset: Offset
     bytes_max: U31 = 1024 * 1024
+    strand: U8 = 0

@@ -17,6 +17,7 @@ from raftq.client.wire.batch import (
     CODEC_ZSTD,
     FLAG_CONTROL,
     FLAG_DELAY_OFFSETS,
+    FLAG_DELIVER_AT,
     FLAG_HEADERS,
     FLAG_KEY_NULLS,
     FLAG_KEYS,
@@ -37,7 +38,8 @@ from raftq.node.storage.header import FACTS_AT, STAMP_CRC, STAMP_CRC_AT
 
 # Columns that only nodes write.
 _FLAGS_REFUSED = FLAG_CONTROL | FLAG_OFFSET_DELTAS | FLAG_DELAY_OFFSETS
-_FLAGS_ALLOWED = FLAGS_KNOWN & ~_FLAGS_REFUSED
+# What must be exactly as it should: nothing of it is set but, in delayed batches, the due times.
+_FLAGS_FIXED = ~FLAGS_KNOWN | _FLAGS_REFUSED | FLAG_DELIVER_AT
 
 Incoming = tuple[int, int, int, int, int, int, int]
 """(start, length, producer_id, producer_epoch, base_sequence, count, max_timestamp) of a batch."""
@@ -56,6 +58,9 @@ class Limits:
     batches_max: int = 1024
     """In one request: each costs the leader time, however small it is."""
 
+    delayed: bool = False
+    """Whether every batch, or else none, says when its records are due."""
+
 
 DEFAULT_LIMITS = Limits()
 
@@ -69,6 +74,7 @@ def check_incoming(raw: memoryview, limits: Limits = DEFAULT_LIMITS) -> list[Inc
     found: list[Incoming] = []
     at, size, bytes_max = 0, len(raw), limits.batch_bytes_max
     value_max = limits.value_bytes_max
+    fixed = FLAG_DELIVER_AT if limits.delayed else 0
     while at + HEADER_BYTES <= size and len(found) < limits.batches_max:
         (
             magic, version, codec, length, _, _, stamp_crc, crc, flags, lane, reserved, count, span,
@@ -81,7 +87,7 @@ def check_incoming(raw: memoryview, limits: Limits = DEFAULT_LIMITS) -> list[Inc
         if (
             magic != MAGIC
             or version != VERSION
-            or flags & ~_FLAGS_ALLOWED
+            or flags & _FLAGS_FIXED != fixed
             or not 0 < count <= RECORDS_MAX
             or span != count
             or end > size
@@ -163,6 +169,12 @@ def _refusal(raw: memoryview, at: int, limits: Limits) -> RaftqError:
         return InvalidArgument(
             f"flags {batch.flags & _FLAGS_REFUSED} are not for clients: control records, gaps "
             "between offsets and delay offsets are written by nodes only"
+        )
+    if bool(batch.flags & FLAG_DELIVER_AT) != limits.delayed:
+        return InvalidArgument(
+            "a delayed batch without the times when its records are due"
+            if limits.delayed
+            else "a batch with times when its records are due is not sent as a delayed one"
         )
     if producer_id < -1:
         return InvalidArgument(f"producer id {producer_id} is neither an id nor -1 for none")

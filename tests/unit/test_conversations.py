@@ -12,11 +12,12 @@ from raftq.client.wire.messages import Produce
 from raftq.client.wire.node_messages import Progress, Replicate, Subscription
 from raftq.cluster.topic_config import topic_config
 from raftq.node.conversations import Conversation, Conversations, Throttle
-from raftq.node.partition import Partition, Place, known_producers
+from raftq.node.partition import Partition, Place
 from raftq.node.replica import Decided, Replica
 from raftq.node.storage.config import LogConfig
 from raftq.node.storage.log import Log
 from raftq.node.storage.syncer import LoopSyncer
+from raftq.node.strand import Strand, known_producers
 
 BIG, SMALL = b"x" * 100_000, b"x"
 ALIVE = {1: 11, 2: 22}
@@ -42,8 +43,8 @@ class World:
         self.number = 0
 
     def touched(self, partition: Partition) -> None: ...
-    def reached(self, partition: Partition) -> None: ...
-    def damaged(self, partition: Partition, error: BaseException) -> None: ...
+    def reached(self, strand: Strand) -> None: ...
+    def damaged(self, strand: Strand, error: BaseException) -> None: ...
     def failed(self, partition: Partition, error: BaseException) -> None:
         raise error
 

@@ -24,31 +24,32 @@ def decided(**changes: object) -> Decided:
 
 def leader(end: int = 0, now: float = 0.0, **changes: object) -> Replica:
     replica = Replica(1, LAG_S, lambda node: True)
-    replica.lead(decided(**changes), end, end, now)
+    replica.lead(decided(**changes), [(end, end)], now)
     return replica
 
 
 def grow(replica: Replica, old: int, new: int, now: float = 0.0) -> bool:
-    return replica.appended(old, new, now)
+    assert replica.data.log_end == old
+    return replica.data.appended(new, new, now)
 
 
 def test_the_high_watermark_is_the_smallest_end_of_the_set() -> None:
     replica = leader()
     assert not grow(replica, 0, 10)
-    assert not replica.progressed(2, 22, 10, 10, 0.1)
+    assert not replica.data.progressed(2, 22, 10, 0.1)
     assert replica.high_watermark == 0
-    assert replica.progressed(3, 33, 7, 10, 0.1)
+    assert replica.data.progressed(3, 33, 7, 0.1)
     assert replica.high_watermark == 7
-    assert replica.progressed(3, 33, 10, 10, 0.2)
+    assert replica.data.progressed(3, 33, 10, 0.2)
     assert replica.high_watermark == 10
 
 
 def test_a_member_not_heard_of_in_this_epoch_holds_the_high_watermark() -> None:
     replica = leader(end=10)
-    replica.progressed(2, 22, 10, 10, 0.1)
+    replica.data.progressed(2, 22, 10, 0.1)
     assert replica.high_watermark == 0
     assert not replica.settled
-    replica.progressed(3, 33, 10, 10, 0.1)
+    replica.data.progressed(3, 33, 10, 0.1)
     assert replica.high_watermark == 10
     assert replica.settled
 
@@ -69,15 +70,15 @@ def test_one_replica_alone_makes_everything_readable_at_once() -> None:
 def test_a_follower_that_is_let_in_counts_from_the_proposal_on() -> None:
     replica = leader(isr=(1, 2))
     grow(replica, 0, 10)
-    replica.progressed(2, 22, 10, 10, 0.1)
-    replica.progressed(3, 33, 10, 10, 0.1)
-    change = replica.next_change(10, ALIVE, 0.2)
+    replica.data.progressed(2, 22, 10, 0.1)
+    replica.data.progressed(3, 33, 10, 0.1)
+    change = replica.next_change(ALIVE, 0.2)
     assert change is not None
     assert change.members == ((1, 11), (2, 22), (3, 33))
     grow(replica, 10, 20, 0.3)
-    replica.progressed(2, 22, 20, 20, 0.4)
+    replica.data.progressed(2, 22, 20, 0.4)
     assert replica.high_watermark == 10, "node 3 may be in the set already, and has only 10"
-    replica.progressed(3, 33, 20, 20, 0.5)
+    replica.data.progressed(3, 33, 20, 0.5)
     assert replica.high_watermark == 20
 
 
@@ -85,12 +86,12 @@ def test_a_proposal_of_unknown_outcome_goes_on_to_count() -> None:
     replica = leader(isr=(1, 2))
     grow(replica, 0, 10)
     for node in (2, 3):
-        replica.progressed(node, ALIVE[node], 10, 10, 0.1)
-    change = replica.next_change(10, ALIVE, 0.2)
+        replica.data.progressed(node, ALIVE[node], 10, 0.1)
+    change = replica.next_change(ALIVE, 0.2)
     assert change is not None
     assert replica.change_ended(change, applied_or_refused=False)
     grow(replica, 10, 20)
-    replica.progressed(2, 22, 20, 20, 0.4)
+    replica.data.progressed(2, 22, 20, 0.4)
     assert replica.high_watermark == 10
     assert not replica.change_ended(change, applied_or_refused=True)
     assert replica.advance()
@@ -100,8 +101,8 @@ def test_a_proposal_of_unknown_outcome_goes_on_to_count() -> None:
 def test_a_member_that_is_put_out_counts_until_that_is_decided() -> None:
     replica = leader()
     grow(replica, 0, 10)
-    replica.progressed(2, 22, 10, 10, 0.1)
-    change = replica.next_change(10, {1: 11, 2: 22}, 0.2)
+    replica.data.progressed(2, 22, 10, 0.1)
+    change = replica.next_change({1: 11, 2: 22}, 0.2)
     assert change is not None
     assert change.members == ((1, 11), (2, 22))
     assert replica.high_watermark == 0
@@ -118,16 +119,16 @@ def test_a_follower_that_keeps_up_with_a_busy_leader_is_never_late() -> None:
         grow(replica, end, end + 100, now)
         end += 100
         for node in (2, 3):
-            replica.progressed(node, ALIVE[node], end - 50, end, now)
-        assert replica.next_change(end, ALIVE, now) is None
+            replica.data.progressed(node, ALIVE[node], end - 50, now)
+        assert replica.next_change(ALIVE, now) is None
 
 
 def test_a_follower_that_stands_still_is_put_out_after_the_lag() -> None:
     replica = leader()
     grow(replica, 0, 10, 1.0)
-    replica.progressed(2, 22, 10, 10, 1.1)
-    assert replica.next_change(10, ALIVE, LAG_S) is None
-    change = replica.next_change(10, ALIVE, 1.0 + LAG_S + 0.1)
+    replica.data.progressed(2, 22, 10, 1.1)
+    assert replica.next_change(ALIVE, LAG_S) is None
+    change = replica.next_change(ALIVE, 1.0 + LAG_S + 0.1)
     assert change is not None
     assert change.members == ((1, 11), (2, 22))
 
@@ -136,26 +137,26 @@ def test_an_idle_follower_that_has_everything_is_not_late_however_long_it_is_sil
     replica = leader()
     grow(replica, 0, 10, 1.0)
     for node in (2, 3):
-        replica.progressed(node, ALIVE[node], 10, 10, 1.1)
-    assert replica.next_change(10, ALIVE, 10_000.0) is None
+        replica.data.progressed(node, ALIVE[node], 10, 1.1)
+    assert replica.next_change(ALIVE, 10_000.0) is None
     grow(replica, 10, 20, 10_000.0)
-    assert replica.next_change(20, ALIVE, 10_001.0) is None
+    assert replica.next_change(ALIVE, 10_001.0) is None
 
 
 def test_the_set_is_never_proposed_smaller_than_min_insync() -> None:
     replica = leader()
     grow(replica, 0, 10, 1.0)
-    change = replica.next_change(10, {1: 11}, 2.0)
+    change = replica.next_change({1: 11}, 2.0)
     assert change is not None
     assert len(change.members) == 2
     replica.update(decided(version=2, isr=tuple(node for node, _ in change.members)), 2.1)
-    assert replica.next_change(10, {1: 11}, 100.0) is None
+    assert replica.next_change({1: 11}, 100.0) is None
 
 
 def test_a_late_but_living_member_is_kept_before_a_dead_one() -> None:
     replica = leader()
     grow(replica, 0, 10, 1.0)
-    change = replica.next_change(10, {1: 11, 3: 33}, 100.0)
+    change = replica.next_change({1: 11, 3: 33}, 100.0)
     assert change is not None
     assert change.members == ((1, 11), (3, 33))
 
@@ -163,11 +164,11 @@ def test_a_late_but_living_member_is_kept_before_a_dead_one() -> None:
 def test_a_restarted_follower_is_let_in_only_under_its_new_incarnation() -> None:
     replica = leader(isr=(1, 2))
     grow(replica, 0, 10)
-    replica.progressed(2, 22, 10, 10, 0.1)
-    replica.progressed(3, 33, 10, 10, 0.1)
-    assert replica.next_change(10, {**ALIVE, 3: 99}, 0.2) is None
-    replica.progressed(3, 99, 10, 10, 0.3)
-    change = replica.next_change(10, {**ALIVE, 3: 99}, 0.4)
+    replica.data.progressed(2, 22, 10, 0.1)
+    replica.data.progressed(3, 33, 10, 0.1)
+    assert replica.next_change({**ALIVE, 3: 99}, 0.2) is None
+    replica.data.progressed(3, 99, 10, 0.3)
+    change = replica.next_change({**ALIVE, 3: 99}, 0.4)
     assert change is not None
     assert (3, 99) in change.members
 
@@ -175,9 +176,9 @@ def test_a_restarted_follower_is_let_in_only_under_its_new_incarnation() -> None
 def test_a_follower_is_not_let_in_before_it_has_what_the_epoch_began_with() -> None:
     """The new leader's own high watermark may be older than what was acknowledged before."""
     replica = leader(end=50, isr=(1, 2))
-    replica.progressed(3, 33, 20, 50, 0.1)
+    replica.data.progressed(3, 33, 20, 0.1)
     assert replica.high_watermark == 0
-    assert replica.next_change(50, ALIVE, 0.2) is None
+    assert replica.next_change(ALIVE, 0.2) is None
 
 
 def test_an_older_epoch_is_an_error_of_the_caller() -> None:

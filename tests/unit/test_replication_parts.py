@@ -10,8 +10,8 @@ from raftq.client.wire.errors import ConfigError, CorruptBatch, NotLeader, Reque
 from raftq.client.wire.messages import ProduceReply
 from raftq.node.conversations import Throttle
 from raftq.node.identity import Identity, remember, what_was_lost
-from raftq.node.partitions import remove_replica
 from raftq.node.pending import Pending
+from raftq.node.replica_files import remove_replica
 from raftq.node.storage.config import LogConfig
 from raftq.node.storage.log import Log
 from raftq.node.tail import Tail

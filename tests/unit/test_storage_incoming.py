@@ -202,3 +202,12 @@ def test_accepted_batches_stay_writable_in_place_for_the_stamp() -> None:
     first = Batch(raw)
     validate(first)
     assert (first.base_offset, Batch(raw, first.length).base_offset) == (10, 11)
+
+
+def test_delayed_batches_say_when_they_are_due_and_others_do_not() -> None:
+    later = encode([b"a", b"b"], deliver_at=[5, 9])
+    assert len(check_incoming(view(later, later), Limits(delayed=True))) == 2
+    with pytest.raises(InvalidArgument, match="not sent as a delayed one"):
+        check_incoming(view(later))
+    with pytest.raises(InvalidArgument, match="without the times"):
+        check_incoming(view(later, encode([b"a"])), Limits(delayed=True))

@@ -1,0 +1,108 @@
+"""The files of replicas: opened strand by strand, removed as a whole. (Shell.)
+
+logs/{topic}-{topic id}/{partition}/data/       the strands, see strand.py
+                                    ledger/     these two also with what is known of their
+                                    delays/     producers, which is beside the data
+                                    producers-*.snapshot
+                                    removed     whatever is left here means nothing
+"""
+
+import logging
+
+from raftq.client.wire.errors import ConfigError, DiskFull
+from raftq.cluster.state import ClusterState
+from raftq.cluster.topic_config import TopicConfig
+from raftq.node.config import StorageConfig
+from raftq.node.place import Place
+from raftq.node.storage.config import LogConfig
+from raftq.node.storage.disk import Disk
+from raftq.node.storage.log import Log
+from raftq.node.storage.producers import Producers
+from raftq.node.strand import DATA, NAMES, known_producers, producers_directory
+
+logger = logging.getLogger(__name__)
+
+REMOVED = "removed"
+# Strands that are cut by their owner, at any offset, free whole segments only.
+OWNED_SEGMENT_BYTES = 16 * 1024 * 1024
+
+
+def directory_of(data_dir: str, topic: str, topic_id: int) -> str:
+    return f"{data_dir}/logs/{topic}-{topic_id:x}"
+
+
+def make_directory(disk: Disk, directory: str) -> None:
+    """Of a replica; what a removal left there goes first."""
+    if disk.exists(f"{directory}/{REMOVED}"):
+        disk.remove_directory(directory)
+    disk.make_directory(directory)
+
+
+def open_strand(
+    disk: Disk, place: Place, number: int, config: TopicConfig, storage: StorageConfig, now_ms: int
+) -> tuple[Log, Producers]:
+    """A log, created when it is not there, and what is known of its producers."""
+    segment_bytes = min(config.segment_bytes, 1 << 30)
+    log = Log.open(
+        disk,
+        f"{place.directory}/{NAMES[number]}",
+        LogConfig(
+            segment_bytes=segment_bytes
+            if number == DATA
+            else min(segment_bytes, OWNED_SEGMENT_BYTES),
+            with_lanes=number == DATA,
+            page_cache_bytes=storage.page_cache_bytes,
+            write_behind_bytes=storage.write_behind_bytes,
+            seal_sync=False,
+        ),
+        now_ms,
+    )
+    try:
+        if log.damaged:
+            logger.error("partition=%s %s damaged=%s", place, NAMES[number], log.damaged)
+        producers = known_producers(log, producers_directory(place.directory, number))
+        producers.expire(now_ms)
+    except BaseException:
+        log.close(clean=False)
+        raise
+    return log, producers
+
+
+def remove_replica(disk: Disk, directory: str) -> None:
+    """Remove a replica's files. A crash in between must not leave half a log that looks whole."""
+    try:
+        disk.write_file_atomic(f"{directory}/{REMOVED}", b"removed")
+    except DiskFull:
+        # No room for the mark: what is left of a log, newest file first, is a shorter log.
+        for name in reversed(NAMES):
+            if disk.exists(f"{directory}/{name}"):
+                for file in reversed(disk.list(f"{directory}/{name}")):
+                    disk.remove(f"{directory}/{name}/{file}")
+    disk.remove_directory(directory)
+
+
+def remove_deleted(disk: Disk, data_dir: str, state: ClusterState, me: int) -> None:
+    """Remove what was deleted or moved away while this node was down."""
+    logs = f"{data_dir}/logs"
+    disk.make_directory(logs)
+    for name in disk.list(logs):
+        topic, _, digits = name.rpartition("-")
+        try:
+            topic_id = int(digits, 16)
+        except ValueError:
+            raise ConfigError(f"{logs}/{name} is no directory of a topic") from None
+        if topic_id >= state.topic_id_next:
+            raise ConfigError(
+                f"{logs}/{name} belongs to a topic that this cluster has not created yet: "
+                "the data directory is from another cluster"
+            )
+        known = state.topic_by_id(topic_id)
+        if known is None:
+            logger.info("topic=%s id=%x was deleted", topic, topic_id)
+            disk.remove_directory(f"{logs}/{name}")
+            continue
+        for number in disk.list(f"{logs}/{name}"):
+            held = number.isdecimal() and int(number) < len(known.partitions)
+            if held and me in known.partitions[int(number)].replicas:
+                continue
+            remove_replica(disk, f"{logs}/{name}/{number}")
