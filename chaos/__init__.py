@@ -1,1 +1,1 @@
-"""Fault injection and history checkers for clusters. Holds no code yet."""
+"""Judging clusters under faults, from what their clients saw."""

@@ -1,0 +1,33 @@
+"""The verdict on a history of queues and groups. (Pure.)
+
+Which anomalies there are: see queue_checkers and group_checkers.
+"""
+
+from raftq.chaos.group_checkers import check_owners, check_receives, check_stores
+from raftq.chaos.history import Final, History
+from raftq.chaos.queue_checkers import (
+    Anomaly,
+    Rules,
+    check_drained,
+    check_leases,
+    check_letters,
+    check_records,
+    check_times,
+)
+
+__all__ = ["Anomaly", "Rules", "judge"]
+
+
+def judge(history: History, final: Final, rules: Rules | None = None) -> list[Anomaly]:
+    """Every anomaly of a history, given what is there in the end."""
+    rules = rules or Rules()
+    return [
+        *check_records(history, final),
+        *check_times(history, rules),
+        *check_leases(history, final, rules),
+        *check_drained(history, final, rules),
+        *check_letters(history, final, rules),
+        *check_stores(history),
+        *check_owners(history),
+        *check_receives(history, final),
+    ]

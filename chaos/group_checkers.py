@@ -1,0 +1,133 @@
+"""Checkers of stream groups: from a history to its anomalies. (Pure.)
+
+check_stores    went back      a stored position was read that a newer one had replaced
+                never stored   a position was read that nobody had stored
+                not fenced     an older owner stored after a newer one had claimed
+check_owners    two owners     a partition given to two members in one generation, or to the
+                               next one before it was given up
+                old owner      a partition given out under an older epoch than before
+check_receives  skipped        a group went past a record, or stored a position past it
+                unread         not read though the group read up to the end
+                went back      a member got a record again without a new start
+                two values     not the record that is in the log there
+"""
+
+from collections.abc import Iterator
+from math import inf
+
+from raftq.chaos.history import (
+    Final,
+    History,
+    Ownership,
+    Partition,
+    Recall,
+    Receive,
+    Store,
+)
+from raftq.chaos.queue_checkers import Anomaly
+
+Key = tuple[str, Partition]
+
+
+def check_stores(history: History) -> Iterator[Anomaly]:
+    """A stored position is a register: what is read is the newest, for all that can be known."""
+    stores: dict[Key, list[Store]] = {}
+    for one in history.of(Store):
+        if one.may_have_happened:
+            stores.setdefault((one.group, one.place), []).append(one)
+    claims: dict[Key, list[Recall]] = {}
+    for read in history.of(Recall):
+        if read.status == "ok":
+            claims.setdefault((read.group, read.place), []).append(read)
+            yield from _check_recall(read, stores.get((read.group, read.place), []))
+    for key, made in stores.items():
+        for one in made:
+            for claim in claims.get(key, []):
+                newer = 0 <= one.owner_epoch < claim.owner_epoch
+                if newer and one.status == "ok" and one.at > claim.over:
+                    yield Anomaly("not fenced", f"{one} after {claim}")
+
+
+def _check_recall(read: Recall, stores: list[Store]) -> Iterator[Anomaly]:
+    # Everything that had certainly happened when the read began, newest first.
+    done = [one for one in stores if one.over <= read.at]
+    newest_began = max((one.at for one in done), default=-inf)
+    legal = {
+        one.offset for one in stores if one.at <= (read.ended or inf) and one.over >= newest_began
+    }
+    if not done:
+        legal.add(-1)
+    if read.offset in legal:
+        return
+    if read.offset == -1 or any(one.offset == read.offset for one in stores):
+        yield Anomaly("went back", f"{read}, though {max(done, key=lambda one: one.at)}")
+    else:
+        yield Anomaly("never stored", f"{read} of {[one.offset for one in stores]}")
+
+
+def check_owners(history: History, skew_s: float = 0.0) -> Iterator[Anomaly]:
+    """Each partition has one owner per generation, and is given up before it is given on."""
+    owners: dict[Key, list[Ownership]] = {}
+    for one in history.of(Ownership):
+        owners.setdefault((one.group, one.place), []).append(one)
+    for held in owners.values():
+        held.sort(key=lambda one: (one.at, one.owner_epoch))
+        epochs: dict[int, Ownership] = {}
+        for at, one in enumerate(held):
+            other = epochs.setdefault(one.owner_epoch, one)
+            if other.client != one.client:
+                yield Anomaly("two owners", f"{one} and {other}")
+            for before in held[:at]:
+                if before.client == one.client:
+                    continue
+                # One that lost it or died may not have known for a while: it is fenced instead.
+                kept = before.how == "revoked" and before.ended is not None
+                if kept and one.at + skew_s < (before.ended or 0.0):
+                    yield Anomaly("two owners", f"{one} before the end of {before}")
+                if one.owner_epoch < before.owner_epoch and one.at > before.at + skew_s:
+                    yield Anomaly("old owner", f"{one} after {before}")
+
+
+def check_receives(history: History, final: Final) -> Iterator[Anomaly]:
+    """A group gets every record of its partitions, and stores no position past one it did not."""
+    kept = {place: dict(rows) for place, rows in final.logs.items()}
+    seen: dict[Key, set[int]] = {}
+    position: dict[tuple[Key, str], int] = {}
+    for one in history.operations:
+        if isinstance(one, Receive):
+            key = (one.group, one.place)
+            value = kept.get(one.place, {}).get(one.offset, one.value)
+            if value != one.value:
+                yield Anomaly("two values", f"{one}, the log has {value!r}")
+            if one.offset <= position.get((key, one.client), -1):
+                yield Anomaly("went back", f"{one} after {position[key, one.client]}")
+            position[key, one.client] = one.offset
+            yield from _missing(one, kept.get(one.place, {}), seen.setdefault(key, set()))
+            seen[key].add(one.offset)
+        elif isinstance(one, Store):
+            key = (one.group, one.place)
+            yield from _missing(one, kept.get(one.place, {}), seen.setdefault(key, set()))
+        elif isinstance(one, Ownership):
+            position.pop(((one.group, one.place), one.client), None)  # it starts anew
+    yield from _unread(final, seen)
+
+
+def _unread(final: Final, seen: dict[Key, set[int]]) -> Iterator[Anomaly]:
+    for group, topics in final.read.items():
+        for place, rows in final.logs.items():
+            if place[0] in topics:
+                unread = [row for row in rows if row[0] not in seen.get((group, place), ())]
+                if unread:
+                    yield Anomaly("unread", f"{group} did not read {unread[:5]} of {place}")
+
+
+def _missing(one: Receive | Store, log: dict[int, str], seen: set[int]) -> Iterator[Anomaly]:
+    """The records before this one that the group has not got. Reported once, at the first."""
+    for offset in range(one.offset - 1, -1, -1):
+        if offset in seen:
+            break
+        if offset in log:
+            yield Anomaly("skipped", f"{one} without {log[offset]!r} at {offset}")
+            break
+    # What was reported counts as seen, or every later record would report it again.
+    seen.update(range(max(0, one.offset - 1), one.offset))

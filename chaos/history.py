@@ -1,0 +1,240 @@
+"""What clients did to a cluster, when, and what they were told. (Pure.)
+
+A history knows nothing of how the cluster runs: simulated nodes, real processes and containers
+write the same one, and it goes to a file and comes back unchanged. Every record that is published
+has a value of its own. Times are seconds on one clock, the one that deadlines are told in. An
+operation ends
+
+    ok        it was answered
+    failed    it certainly did not happen
+    unknown   it may have happened, or may happen later
+    open      it has not ended, which says no more than unknown
+
+Deliveries and receives are noted before anything is said about them, so that what a client died
+with is in the history, too.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from math import inf
+from typing import Any, Literal, TypeVar
+
+Partition = tuple[str, int]
+Status = Literal["open", "ok", "failed", "unknown"]
+Verb = Literal["ack", "nack", "postpone", "reject", "extend", "release"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Operation:
+    """Something a client did to one partition."""
+
+    client: str
+    topic: str
+    partition: int
+    at: float
+
+    @property
+    def place(self) -> Partition:
+        return self.topic, self.partition
+
+
+@dataclass(slots=True, kw_only=True)
+class Call(Operation):
+    """An operation that takes time and has an outcome."""
+
+    ended: float | None = None
+    status: Status = "open"
+    error: str = ""
+
+    @property
+    def over(self) -> float:
+        """When it had certainly happened, if it happened at all."""
+        return inf if self.ended is None or self.status != "ok" else self.ended
+
+    @property
+    def may_have_happened(self) -> bool:
+        return self.status != "failed"
+
+    def end(self, status: Status, at: float, error: str = "") -> None:
+        self.status, self.ended, self.error = status, at, error
+
+
+@dataclass(slots=True, kw_only=True)
+class Publish(Call):
+    """0.0: due at once, ends never."""
+
+    value: str
+    deliver_at: float = 0.0
+    expires_at: float = 0.0
+    priority: int = 2
+    offset: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Cancel(Call):
+    """Of a delayed record, known by its value. ok means that it was pending and is not any more."""
+
+    value: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Delivery(Operation):
+    """A record was leased. `granted` is when the leader decided so, `deadline` when it ends."""
+
+    group: str
+    offset: int
+    value: str
+    attempt: int
+    receipt: str
+    granted: float
+    deadline: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Settlement(Call):
+    """What a holder said about a delivery. `delay` in seconds; None: the backoff."""
+
+    group: str
+    offset: int
+    receipt: str
+    verb: Verb
+    delay: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Redrive(Call):
+    """A dead letter was sent back; `topic` and `partition` are where it came from."""
+
+    value: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Receive(Operation):
+    """A member of a stream group was given a record."""
+
+    group: str
+    offset: int
+    value: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Store(Call):
+    """A group's position was stored. `owner_epoch` -1: from outside the group's membership."""
+
+    group: str
+    offset: int
+    owner_epoch: int = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class Recall(Call):
+    """A stored position was read; -1: there was none. With an epoch the partition was claimed."""
+
+    group: str
+    offset: int = -1
+    owner_epoch: int = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class Ownership(Operation):
+    """A member owned a partition from `at` to `ended`.
+
+    revoked   it was asked to give it up and did
+    lost      it was told that it had lost it before
+    died      its process was killed
+    """
+
+    group: str
+    owner_epoch: int
+    ended: float | None = None
+    how: Literal["open", "revoked", "lost", "died"] = "open"
+
+
+@dataclass(slots=True, kw_only=True)
+class Letter:
+    """A dead letter in the end; topic, partition and offset are those of its source."""
+
+    topic: str
+    partition: int
+    offset: int
+    group: str
+    value: str
+    attempts: int
+    reason: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Final:
+    """What is there after everything has healed and all groups have drained their partitions."""
+
+    logs: dict[Partition, list[tuple[int, str]]] = field(default_factory=dict)
+    letters: list[Letter] = field(default_factory=list)
+    drained: dict[str, list[str]] = field(default_factory=dict)
+    """Groups of workers that leased until nothing was left, and their topics."""
+    read: dict[str, list[str]] = field(default_factory=dict)
+    """Groups of stream readers that read from the start up to the end, and their topics."""
+
+    def to_json(self) -> dict[str, Any]:
+        logs = [[topic, number, rows] for (topic, number), rows in self.logs.items()]
+        return {
+            "logs": logs,
+            "letters": [asdict(one) for one in self.letters],
+            "drained": self.drained,
+            "read": self.read,
+        }
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> "Final":
+        logs = {
+            (topic, number): [(offset, value) for offset, value in rows]
+            for topic, number, rows in given["logs"]
+        }
+        letters = [Letter(**one) for one in given["letters"]]
+        return cls(logs=logs, letters=letters, drained=given["drained"], read=given["read"])
+
+
+KINDS: dict[str, type[Operation]] = {
+    kind.__name__.lower(): kind
+    for kind in (
+        Publish, Cancel, Delivery, Settlement, Redrive, Receive, Store, Recall, Ownership,
+    )
+}  # fmt: skip
+
+Op = TypeVar("Op", bound=Operation)
+
+
+@dataclass(slots=True)
+class History:
+    """Operations in the order in which they began."""
+
+    operations: list[Operation] = field(default_factory=list)
+
+    def add(self, operation: Op) -> Op:
+        self.operations.append(operation)
+        return operation
+
+    def of(self, kind: type[Op]) -> Iterator[Op]:
+        return (one for one in self.operations if isinstance(one, kind))
+
+    def counts(self) -> dict[str, int]:
+        """How many of each kind, calls by how they ended, for reports."""
+        found: dict[str, int] = {}
+        for one in self.operations:
+            name = type(one).__name__.lower()
+            if isinstance(one, Settlement):
+                name = one.verb
+            if isinstance(one, Call):
+                name += f" {one.status}"
+            found[name] = found.get(name, 0) + 1
+        return dict(sorted(found.items()))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [{"kind": type(one).__name__.lower(), **asdict(one)} for one in self.operations]
+
+    @classmethod
+    def from_json(cls, rows: Iterable[Mapping[str, Any]]) -> "History":
+        made = cls()
+        for row in rows:
+            fields = dict(row)
+            made.add(KINDS[fields.pop("kind")](**fields))
+        return made

@@ -1,0 +1,260 @@
+"""Checkers of records, delays, leases and dead letters: from a history to its anomalies. (Pure.)
+
+    check_records    lost         acknowledged, not cancelled, and not in the log
+                     misplaced    acknowledged at one offset and kept at another
+                     doubled      in the log more often than it was sent there
+                     revived      in the log though it certainly failed
+                     phantom      in the log and never sent
+                     cancelled    seen or kept though a cancel was answered with ok
+    check_times      early        given to somebody before it was due
+                     late         given to the first one later than `late_s` after it was due
+                     expired      given to somebody after its time
+    check_leases     two holders  leased to one while another's lease was certainly alive
+                     redelivered  leased again after it had been settled
+                     attempts     delivered for the n-th time twice, or more often than allowed
+                     two values   not the record that is in the log there
+    check_drained    forgotten    in the log, and never settled though the group drained the queue
+    check_letters    two letters  more than one dead letter of a group's record
+                     no letter    given up, answered with ok, and no dead letter
+                     stray letter acknowledged, or not a record at all, and a dead letter
+                     attempts     the letter knows of fewer than there were
+
+Only what is certain counts: an operation of unknown outcome excuses whatever it could explain.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from raftq.chaos.history import (
+    Cancel,
+    Delivery,
+    Final,
+    History,
+    Letter,
+    Partition,
+    Publish,
+    Receive,
+    Redrive,
+    Settlement,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the cluster under test had promised."""
+
+    max_deliveries: int = 3
+    late_s: float = inf
+    """How late a delayed record may be; faults cost what they cost."""
+    skew_s: float = 0.005
+    """How far the clocks of nodes and clients may be apart."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """A delivery and everything its holder said about it."""
+
+    delivery: Delivery
+    said: list[Settlement] = field(default_factory=list)
+
+    def alive_until(self, skew_s: float) -> float:
+        """Until when nobody else may have the record, for certain."""
+        end = self.delivery.deadline - skew_s
+        given_up = inf
+        for one in sorted(self.said, key=lambda one: one.at):
+            if not one.may_have_happened:
+                continue
+            if one.verb != "extend":
+                given_up = min(given_up, one.at)
+                continue
+            extended = one.at + (one.delay or 0.0) - skew_s
+            end = extended if one.status == "ok" else min(end, extended)
+        return min(end, given_up)
+
+    def said_to(self, *verbs: str) -> Iterator[Settlement]:
+        return (one for one in self.said if one.verb in verbs and one.may_have_happened)
+
+    def ends_it(self, rules: Rules) -> Iterator[Settlement]:
+        """What settles the record for good, if it happened."""
+        yield from self.said_to("ack", "reject")
+        if self.delivery.attempt >= rules.max_deliveries:
+            yield from self.said_to("nack")
+
+
+LeaseKey = tuple[str, Partition, int]
+
+
+def leases_of(history: History) -> dict[LeaseKey, list[Lease]]:
+    """Every record of every group, with its leases in the order they were granted."""
+    found: dict[LeaseKey, list[Lease]] = {}
+    by_receipt: dict[tuple[LeaseKey, str], Lease] = {}
+    for one in history.of(Delivery):
+        key = (one.group, one.place, one.offset)
+        lease = by_receipt[key, one.receipt] = Lease(one)
+        found.setdefault(key, []).append(lease)
+    for said in history.of(Settlement):
+        key = (said.group, said.place, said.offset)
+        if (known := by_receipt.get((key, said.receipt))) is not None:
+            known.said.append(said)
+    for leases in found.values():
+        leases.sort(key=lambda one: (one.delivery.granted, one.delivery.attempt))
+    return found
+
+
+def check_records(history: History, final: Final) -> Iterator[Anomaly]:
+    """What was acknowledged is in the logs, once; what is in the logs was sent."""
+    kept: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for (topic, number), rows in final.logs.items():
+        for offset, value in rows:
+            kept.setdefault((topic, value), []).append((number, offset))
+    extra: dict[tuple[str, str], int] = {}
+    for sent_back in history.of(Redrive):
+        key = (sent_back.topic, sent_back.value)
+        extra[key] = extra.get(key, 0) + sent_back.may_have_happened
+    cancels = {(one.topic, one.value): one for one in history.of(Cancel)}
+    topics = {topic for topic, _ in final.logs}
+    sent = {}
+    for one in history.of(Publish):
+        key = (one.topic, one.value)
+        sent[key] = one
+        if one.topic in topics:
+            places = kept.get(key, [])
+            yield from _check_record(one, places, cancels.get(key), extra.get(key, 0))
+    for key, places in kept.items():
+        if key not in sent:
+            yield Anomaly("phantom", f"{key[1]!r} at {places} of {key[0]}")
+
+
+def _check_record(
+    one: Publish, places: list[tuple[int, int]], cancel: Cancel | None, extra: int
+) -> Iterator[Anomaly]:
+    if len(places) > 1 + extra:
+        yield Anomaly("doubled", f"{one} is at {places}")
+    if cancel is not None and cancel.status == "ok":
+        if places:
+            yield Anomaly("cancelled", f"{one} is at {places}")
+    elif one.status == "ok" and not places:
+        if cancel is None or not cancel.may_have_happened:
+            yield Anomaly("lost", str(one))
+    elif one.status == "ok" and not one.deliver_at and (one.partition, one.offset) not in places:
+        yield Anomaly("misplaced", f"{one} is at {places}")
+    elif one.status == "failed" and places:
+        yield Anomaly("revived", f"{one} is at {places}")
+
+
+def check_times(history: History, rules: Rules) -> Iterator[Anomaly]:
+    """Nobody gets a record too early, or after its end."""
+    first: dict[tuple[str, str], float] = {}
+    for given in history.operations:
+        if isinstance(given, Delivery | Receive):
+            moment = given.granted if isinstance(given, Delivery) else given.at
+            key = (given.topic, given.value)
+            first[key] = min(moment, first.get(key, inf))
+    ends = {}
+    for one in history.of(Publish):
+        ends[one.topic, one.value] = one.expires_at
+        moment = first.get((one.topic, one.value), inf)
+        if moment < one.deliver_at - rules.skew_s:
+            yield Anomaly("early", f"{one} was given out at {moment:.3f}")
+        if one.deliver_at and one.deliver_at + rules.late_s < moment < inf:
+            yield Anomaly("late", f"{one} was given out at {moment:.3f}")
+    for lease in history.of(Delivery):
+        end = ends.get((lease.topic, lease.value), 0.0)
+        if end and lease.granted > end + rules.skew_s:
+            yield Anomaly("expired", f"{lease} ended at {end:.3f}")
+
+
+def check_leases(history: History, final: Final, rules: Rules) -> Iterator[Anomaly]:
+    """One holder at a time, none after the end, and every attempt counts."""
+    kept = {(place, offset): value for place, rows in final.logs.items() for offset, value in rows}
+    for (_, place, offset), leases in leases_of(history).items():
+        for at, lease in enumerate(leases):
+            one = lease.delivery
+            if kept.get((place, offset), one.value) != one.value:
+                yield Anomaly("two values", f"{one}, the log has {kept[place, offset]!r}")
+            if one.attempt > rules.max_deliveries:
+                yield Anomaly("attempts", f"{one}, allowed are {rules.max_deliveries}")
+            if at:
+                yield from _check_next(leases[:at], lease, rules)
+
+
+def _check_next(earlier: list[Lease], lease: Lease, rules: Rules) -> Iterator[Anomaly]:
+    one = lease.delivery
+    for before in earlier:
+        end = before.alive_until(rules.skew_s)
+        if one.granted + rules.skew_s < end:
+            text = f"{one} while {before.delivery} is alive until {end:.3f}"
+            yield Anomaly("two holders", text)
+        done = [said for said in before.ends_it(rules) if said.status == "ok"]
+        if done:
+            yield Anomaly("redelivered", f"{one} after {done[0]}")
+    last = earlier[-1]
+    spared = any(True for _ in last.said_to("postpone", "release"))
+    if one.attempt < last.delivery.attempt + (not spared):
+        yield Anomaly("attempts", f"{one} after {last.delivery}")
+
+
+def check_drained(history: History, final: Final, rules: Rules) -> Iterator[Anomaly]:
+    """A queue that is empty has been emptied by somebody."""
+    leases = leases_of(history)
+    ends = {(one.topic, one.value): one.expires_at for one in history.of(Publish)}
+    dead = {(one.group, (one.topic, one.partition), one.offset) for one in final.letters}
+    for group, topics in final.drained.items():
+        for place, rows in final.logs.items():
+            if place[0] not in topics:
+                continue
+            for offset, value in rows:
+                key = (group, place, offset)
+                settled = key in dead or ends.get((place[0], value))
+                if key in leases:
+                    # Only the last one counts: what was said about an earlier one was refused.
+                    settled = settled or any(True for _ in leases[key][-1].ends_it(rules))
+                if not settled:
+                    yield Anomaly("forgotten", f"{value!r} at {offset} of {place} by {group}")
+
+
+def check_letters(history: History, final: Final, rules: Rules) -> Iterator[Anomaly]:
+    """A record that was given up is a dead letter, once, and no other record is one."""
+    letters: dict[LeaseKey, list[Letter]] = {}
+    for one in final.letters:
+        letters.setdefault((one.group, (one.topic, one.partition), one.offset), []).append(one)
+    leases = leases_of(history)
+    back = _sent_back(history)
+    for key, copies in letters.items():
+        if len(copies) > 1:
+            yield Anomaly("two letters", f"of {key}: {copies}")
+        yield from _check_letter(copies[0], leases.get(key, []))
+    for key, held in leases.items():
+        if key in letters or (key[1][0], held[-1].delivery.value) in back:
+            continue
+        for lease in held:
+            for said in lease.ends_it(rules):
+                if said.verb != "ack" and said.status == "ok":
+                    yield Anomaly("no letter", f"of {lease.delivery} after {said}")
+
+
+def _sent_back(history: History) -> Mapping[tuple[str, str], Redrive]:
+    """Records whose letters may be gone."""
+    return {(one.topic, one.value): one for one in history.of(Redrive) if one.may_have_happened}
+
+
+def _check_letter(letter: Letter, leases: list[Lease]) -> Iterator[Anomaly]:
+    for lease in leases:
+        one = lease.delivery
+        if any(said.status == "ok" for said in lease.said_to("ack")):
+            yield Anomaly("stray letter", f"{letter} was acknowledged: {one}")
+        if one.value != letter.value:
+            yield Anomaly("stray letter", f"{letter} is another record: {one}")
+        spared = any(True for _ in lease.said_to("postpone", "release"))
+        if letter.attempts < one.attempt and not spared:
+            yield Anomaly("attempts", f"{letter} after {one}")
