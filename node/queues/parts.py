@@ -43,13 +43,13 @@ class Transfers(Chapter, Protocol):
 class DelayLine(Protocol):
     """The records of a partition that are not due yet."""
 
-    def begin(self) -> None:
-        """Everything of older epochs is replicated: fire what is due."""
+    def start(self) -> None:
+        """Rebuild what the strand says; fire once everything of older epochs is replicated."""
 
     def stop(self) -> None: ...
 
     def scheduled(self, base: int, batch: memoryview) -> None:
-        """A batch was appended to the delays strand; also before `begin`."""
+        """A batch was appended to the delays strand; at any time after `start`."""
 
 
 MakeTransfers = Callable[[Led, Ledger, Deliveries], Transfers]

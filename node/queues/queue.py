@@ -74,10 +74,10 @@ class PartitionQueue:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._tries = 0
-        self._begun = False
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.engine: Engine
         self.delay_line = tools.make_delay_line(led)
+        self.delay_line.start()
         led.watch_readable(self._readable)
         self._open()
 
@@ -130,9 +130,6 @@ class PartitionQueue:
         if self._stopped is not None or settled.cancelled() or settled.exception() is not None:
             return
         engine.begin()
-        if not self._begun:
-            self._begun = True
-            self.delay_line.begin()
         logger.debug("partition=%s queue ready epoch=%d", self.led.place, self.led.epoch)
         if not self.ready.done():
             self.ready.set_result(None)
