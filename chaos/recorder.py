@@ -1,0 +1,305 @@
+"""Clients that note what they do and what they are told. (Shell.)
+
+They speak the wire protocol with one attempt per call, so that what the history says is what one
+leader answered: retries of a friendlier client would hide it. Where a record of unknown outcome
+leaves a client, the next call decides.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar, Unpack
+
+from raftq.chaos.history import (
+    Cancel,
+    Delivery,
+    History,
+    Partition,
+    Publish,
+    Recall,
+    Settlement,
+    Status,
+    Store,
+    Verb,
+)
+from raftq.client.base import Client
+from raftq.client.connection import Reply
+from raftq.client.options import Address, Bootstrap, ClientOptions, ClientSettings
+from raftq.client.producer import Producer
+from raftq.client.wire import queue_messages as wire
+from raftq.client.wire.batch import decode
+from raftq.client.wire.errors import NotLeader, RaftqError
+from raftq.client.wire.messages import Message, Request
+from raftq.client.wire.queue_messages import LeasedPartition
+
+R = TypeVar("R", bound=Message)
+Clock = Callable[[], float]
+
+
+class Recorder(Client):
+    """One client of one group."""
+
+    def __init__(
+        self,
+        bootstrap: Bootstrap,
+        history: History,
+        group: str,
+        clock: Clock,
+        **settings: Unpack[ClientSettings],
+    ) -> None:
+        """`clock` gives seconds on the clock that the nodes tell deadlines in."""
+        options = ClientOptions(**settings)
+        super().__init__(bootstrap, options, "recorder")
+        self.name = options.name
+        self.history = history
+        self.group = group
+        self.clock = clock
+
+    # Asking.
+
+    async def ask(self, place: Partition, request: Request[R], timeout_s: float = 5.0) -> Reply[R]:
+        """Ask the leader of a partition, once."""
+        return await self._ask(place, await self._leader(place), request, timeout_s)
+
+    async def _leader(self, place: Partition) -> Address:
+        self._ensure_started()
+        await self._routes.topic(place[0])
+        found = self._routes.leader(*place)
+        if found is None:
+            self._routes.request_refresh()
+            raise NotLeader(f"nobody leads {place}")
+        return found[1]
+
+    async def _ask(
+        self, place: Partition, address: Address, request: Request[R], timeout_s: float
+    ) -> Reply[R]:
+        try:
+            connection = await self._pool.get(address)
+            return await connection.request(request, timeout_s=timeout_s)
+        except RaftqError as error:
+            self._learn(place, error)
+            raise
+
+    def _learn(self, place: Partition, error: RaftqError) -> None:
+        if error.refresh_route:
+            self._routes.hint(*place, error)
+            self._routes.request_refresh()
+
+    # Queues.
+
+    async def lease(
+        self,
+        places: Iterable[Partition],
+        records_max: int = 10,
+        lease_s: float = 5.0,
+        wait_s: float = 0.0,
+    ) -> list[Delivery]:
+        """Ask every leader of these partitions at once; what they gave, noted."""
+        leaders: dict[Address, list[Partition]] = {}
+        for place in places:
+            try:
+                leaders.setdefault(await self._leader(place), []).append(place)
+            except RaftqError as error:
+                self._learn(place, error)
+        asked = [
+            self._lease_at(address, asked, records_max, lease_s, wait_s)
+            for address, asked in leaders.items()
+        ]
+        return [one for found in await asyncio.gather(*asked) for one in found]
+
+    async def _lease_at(
+        self,
+        address: Address,
+        places: list[Partition],
+        records_max: int,
+        lease_s: float,
+        wait_s: float,
+    ) -> list[Delivery]:
+        lease_ms = int(lease_s * 1000)
+        request = wire.Lease(
+            self.group,
+            self.name,
+            tuple(wire.LeasePartition(*place) for place in places),
+            records_max=records_max,
+            lease_ms=lease_ms,
+            wait_ms=int(wait_s * 1000),
+        )
+        try:
+            reply = await self._ask(places[0], address, request, wait_s + 5.0)
+        except RaftqError:
+            return []
+        found: list[Delivery] = []
+        for one in reply.message.partitions:
+            if one.error:
+                known = RaftqError.registry.get(one.error, RaftqError)
+                self._learn((one.topic, one.partition), known(one.error))
+                continue
+            values = _values(reply.raw[one.start : one.start + one.length])
+            found += self._note_leased(one, values, lease_ms)
+        return found
+
+    def _note_leased(
+        self, given: LeasedPartition, values: dict[int, str], lease_ms: int
+    ) -> Iterable[Delivery]:
+        at = self.clock()
+        for one in given.ranges:
+            for offset in range(one.start, one.end):
+                yield self.history.add(
+                    Delivery(
+                        client=self.name,
+                        topic=given.topic,
+                        partition=given.partition,
+                        at=at,
+                        group=self.group,
+                        offset=offset,
+                        value=values[offset],
+                        attempt=one.attempt,
+                        receipt=str(one.nonce),
+                        granted=(one.deadline - lease_ms) / 1000,
+                        deadline=one.deadline / 1000,
+                    )
+                )
+
+    async def settle(
+        self,
+        deliveries: Sequence[Delivery],
+        verb: Verb,
+        delay_s: float | None = None,
+        reason: str = "",
+    ) -> list[Settlement]:
+        """Say the same of all of these, which are of one partition."""
+        place = deliveries[0].place
+        said = [self._begin(one, verb, delay_s) for one in deliveries]
+        rows = tuple(
+            wire.ReceiptRow(int(one.receipt), one.offset, one.offset + 1) for one in deliveries
+        )
+        delay_ms = None if delay_s is None else int(delay_s * 1000)
+        request = wire.Settle(self.group, *place, verb, rows, delay_ms, reason)
+        try:
+            reply = await self.ask(place, request)
+        except RaftqError as error:
+            for one in said:
+                one.end(error.outcome, self.clock(), repr(error))
+            return said
+        for one, code in zip(said, reply.message.errors, strict=True):
+            one.end(_status(code), self.clock(), code)
+        return said
+
+    def _begin(self, one: Delivery, verb: Verb, delay_s: float | None) -> Settlement:
+        return self.history.add(
+            Settlement(
+                client=self.name,
+                topic=one.topic,
+                partition=one.partition,
+                at=self.clock(),
+                group=one.group,
+                offset=one.offset,
+                receipt=one.receipt,
+                verb=verb,
+                delay=delay_s,
+            )
+        )
+
+    # Stream groups.
+
+    async def store(self, place: Partition, offset: int, owner_epoch: int = -1) -> Store:
+        noted = self.history.add(
+            Store(
+                client=self.name,
+                topic=place[0],
+                partition=place[1],
+                at=self.clock(),
+                group=self.group,
+                offset=offset,
+                owner_epoch=owner_epoch,
+            )
+        )
+        rows = (wire.StoreOffset(*place, offset, owner_epoch),)
+        try:
+            reply = await self.ask(place, wire.StoreOffsets(self.group, self.name, rows))
+        except RaftqError as error:
+            noted.end(error.outcome, self.clock(), repr(error))
+            return noted
+        noted.end(_status(code := reply.message.offsets[0].error), self.clock(), code)
+        return noted
+
+    async def recall(self, place: Partition, owner_epoch: int = -1) -> Recall:
+        """Read a stored position; with an epoch, claim the partition first."""
+        noted = self.history.add(
+            Recall(
+                client=self.name,
+                topic=place[0],
+                partition=place[1],
+                at=self.clock(),
+                group=self.group,
+                owner_epoch=owner_epoch,
+            )
+        )
+        rows = (wire.ReadOffset(*place, owner_epoch),)
+        try:
+            reply = await self.ask(place, wire.ReadOffsets(self.group, self.name, rows))
+        except RaftqError as error:
+            noted.end(error.outcome, self.clock(), repr(error))
+            return noted
+        answer = reply.message.offsets[0]
+        noted.offset = answer.offset
+        noted.end(_status(answer.error), self.clock(), answer.error)
+        return noted
+
+    # Delays.
+
+    async def cancel(self, place: Partition, offset: int, value: str) -> Cancel:
+        """Cancel the delayed record at an offset of the delays."""
+        noted = self.history.add(
+            Cancel(
+                client=self.name, topic=place[0], partition=place[1], at=self.clock(), value=value
+            )
+        )
+        try:
+            reply = await self.ask(place, wire.CancelDelayed(*place, (offset,)))
+        except RaftqError as error:
+            noted.end(error.outcome, self.clock(), repr(error))
+            return noted
+        noted.end("ok" if offset in reply.message.cancelled else "failed", self.clock())
+        return noted
+
+
+async def publish(producer: Producer, history: History, clock: Clock, noted: Publish) -> Publish:
+    """Send what is noted and wait for its end."""
+    history.add(noted)
+    extra: dict[str, float] = {}
+    if noted.deliver_at:
+        extra["deliver_at"] = noted.deliver_at * 1000
+    if noted.expires_at:
+        extra["ttl"] = noted.expires_at - max(noted.deliver_at, clock())
+    try:
+        delivery = await producer.send(
+            noted.topic,
+            noted.value.encode(),
+            partition=noted.partition,
+            priority=noted.priority,
+            **extra,
+        )
+        appended = await delivery
+    except RaftqError as error:
+        noted.end(error.outcome, clock(), repr(error))
+        return noted
+    noted.offset = appended.offset
+    noted.end("ok", clock())
+    return noted
+
+
+def _status(code: str) -> Status:
+    if not code:
+        return "ok"
+    return RaftqError.registry.get(code, RaftqError).outcome
+
+
+def _values(raw: memoryview) -> dict[int, str]:
+    found: dict[int, str] = {}
+    at = 0
+    while at < len(raw):
+        batch = decode(raw, at)
+        values = [bytes(one).decode() for one in batch.values()]
+        found.update(zip(batch.offsets(), values, strict=True))
+        at += batch.length
+    return found
