@@ -64,6 +64,7 @@ from raftq.node.metering import metered
 from raftq.node.partitions import Partitions
 from raftq.node.server.session import Handler, Session
 from raftq.node.server.tcp import TcpServer
+from raftq.node.services import Services
 from raftq.node.storage.disk import Disk, Lock, RealDisk
 from raftq.node.storage.flusher import Flusher
 from raftq.node.storage.syncer import Syncer
@@ -116,6 +117,7 @@ class Node:
             self.partitions.incarnation_of,
             config.replication.move_bytes_s,
         )
+        self.services = Services(self.partitions, rng, wall_ms)
         self.upkeep = Upkeep(
             self.partitions, self, wall_ms, self.spawn, config.storage.scrub_bytes_s
         )
@@ -189,6 +191,7 @@ class Node:
             Fetch: data.fetch,
             ListOffsets: data.list_offsets,
             InitProducer: data.init_producer,
+            **self.services.table(),
             **AdminHandlers(self.node_id, self.config.cluster_id, self.metadata).table(),
         }
         return {

@@ -33,7 +33,7 @@ def cut_batch(batch: Batch, start: int, end: int) -> bytearray:
     for flag in WIDE:
         if flags & flag:
             at = base + batch.wide_at(flag)
-            parts.append(body[at + 8 * first : at + 8 * last])
+            parts.append(bytes(body[at + 8 * first : at + 8 * last]))
     bounds = (batch.base_timestamp, batch.max_timestamp)
     if flags & FLAG_TIMESTAMPS:
         timestamps = memoryview(parts[0]).cast("q")
@@ -66,4 +66,4 @@ def _section(batch: Batch, name: str, first: int, last: int) -> tuple[bytes, byt
     if sorted(ends) != ends or high > length:
         raise CorruptBatch(f"the offsets of the {name} of {batch} are damaged")
     moved = array("I", [each - low for each in ends]).tobytes()
-    return moved, body[base + start + low : base + start + high]
+    return moved, bytes(body[base + start + low : base + start + high])

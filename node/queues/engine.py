@@ -20,6 +20,7 @@ from raftq.client.wire.errors import CorruptBatch, NotEnoughReplicas, RaftqError
 from raftq.node.delivery import entries as kinds
 from raftq.node.delivery.group import DeadLetter
 from raftq.node.leading import Led
+from raftq.node.place import Place
 from raftq.node.queues.covering import Coverer
 from raftq.node.queues.deliveries import Deliveries, Group
 from raftq.node.queues.ledger import TAG_DELIVERY, TAG_OFFSETS, TAG_TRANSFER, Ledger
@@ -45,7 +46,8 @@ class QueueTools:
     make_delay_line: MakeDelayLine
     give_room: Callable[[], bool] = lambda: False
     """Free space that was set aside; False when there is none left to free."""
-    report_damage: Callable[[Led, CorruptBatch], None] = lambda led, error: None
+    report_damage: Callable[[Place, int, CorruptBatch], None] = lambda place, strand, error: None
+    """Have a strand repaired."""
 
 
 class Engine:

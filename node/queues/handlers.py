@@ -264,9 +264,8 @@ class QueueHandlers:
         partition = self._led(message.topic, message.partition)
         if self._queues.find(partition.place) is None:
             # Nobody has used it as a queue; asking does not make it one.
-            return wire.DescribeQueueReply(
-                (), partition.log.start_offset, partition.replica.high_watermark
-            )
+            strand = partition.data
+            return wire.DescribeQueueReply((), strand.log.start_offset, strand.reach.high_watermark)
 
         def work(engine: Engine) -> wire.DescribeQueueReply:
             data = engine.led.data

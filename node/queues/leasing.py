@@ -20,6 +20,7 @@ from raftq.node.delivery.group import Grant, Row
 from raftq.node.queues.covering import Covered, Ranges, without
 from raftq.node.queues.deliveries import Group
 from raftq.node.queues.engine import Engine
+from raftq.node.strand import DATA
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ def _deliver(
         _bury_expired(engine, group, grants, covered, now)
     if covered.error is not None:
         logger.error("partition=%s event=unreadable error=%s", engine.led.place, covered.error)
-        engine.tools.report_damage(engine.led, covered.error)
+        engine.tools.report_damage(engine.led.place, DATA, covered.error)
     engine.changed(group)
     held = _held_ranges(grants, covered)
     if len(held) > ITEMS_MAX:

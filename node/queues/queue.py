@@ -30,6 +30,7 @@ from raftq.client.wire.errors import (
 from raftq.node.leading import Led
 from raftq.node.queues.deliveries import Group
 from raftq.node.queues.engine import Engine, QueueTools
+from raftq.node.strand import LEDGER
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class PartitionQueue:
         self._tries += 1
         logger.error("partition=%s event=ledger_damaged error=%s", self.led.place, error)
         if isinstance(error, CorruptBatch):
-            self._tools.report_damage(self.led, error)
+            self._tools.report_damage(self.led.place, LEDGER, error)
         else:
             self._tries = REPAIR_TRIES  # the bytes are as they were written
         self._loop.call_later(REPAIR_S, self._open)
@@ -193,31 +194,33 @@ class PartitionQueue:
         self._wake_soon = False
         if not self._waiters or not self.is_ready:
             return
+        engine = self.engine
         if not self.led.has_enough_replicas():
             self._loop.call_later(AGAIN_S, self._wake_later)
             return
         end = self.led.data.high_watermark
         for name, waiters in list(self._waiters.items()):
             for waiter in list(waiters):
-                group = self.engine.deliveries.groups.get(name)
+                group = engine.deliveries.groups.get(name)
                 if group is not None and group.idle_at == end:
                     break
                 waiter.offer(self)
-                if not self.is_ready:
-                    return
 
     # Time
 
     def _changed(self, group: Group) -> None:
         """A group has a new deadline, or more room, or more to give."""
         deadline = group.core.next_deadline()
-        if deadline is not None and (self._timer is None or deadline < self._timer_at):
+        if deadline is not None:
             self._arm(deadline)
         if group.core.group in self._waiters:
             self._wake_later()
 
     def _arm(self, deadline: float) -> None:
+        """Look at the time then, or before."""
         if self._timer is not None:
+            if self._timer_at <= deadline:
+                return
             self._timer.cancel()
         self._timer_at = deadline
         delay = deadline - self.engine.now()
@@ -239,5 +242,5 @@ class PartitionQueue:
                 deadline = group.core.next_deadline()
             if deadline is not None:
                 deadlines.append(deadline)
-        if deadlines and (self._timer is None or min(deadlines) < self._timer_at):
+        if deadlines:
             self._arm(min(deadlines))

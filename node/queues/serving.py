@@ -3,7 +3,7 @@
 from raftq.client.wire.errors import InvalidArgument, NotLeader
 from raftq.cluster.topic_config import is_internal
 from raftq.node.leading import Led
-from raftq.node.partition import Place
+from raftq.node.place import Place
 from raftq.node.queues.engine import QueueTools
 from raftq.node.queues.queue import PartitionQueue
 

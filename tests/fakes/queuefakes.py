@@ -129,7 +129,7 @@ class Cluster:
             for number in range(partitions)
         ]
         self.copies: dict[tuple[int, int], tuple[str, list[list[int]], str]] = {}
-        self.damage: list[RaftqError] = []
+        self.damage: list[tuple[int, RaftqError]] = []
         self.queues = Queues(
             QueueTools(
                 rng=self.rng,
@@ -138,7 +138,7 @@ class Cluster:
                     led, ledger, deliveries, self.copies
                 ),
                 make_delay_line=FakeDelayLine,
-                report_damage=lambda led, error: self.damage.append(error),
+                report_damage=lambda place, strand, error: self.damage.append((strand, error)),
             )
         )
         self.handlers = QueueHandlers(self, self.queues)

@@ -1,0 +1,49 @@
+"""Who owns the strands of the partitions that this node leads, and what clients may ask. (Shell.)
+
+A queue owns those of ordinary topics. Services are made per partition and epoch (leading.py); this
+makes them, and has the handlers that find them again.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from raftq.client.wire.errors import CorruptBatch
+from raftq.cluster.topic_config import is_internal
+from raftq.node.leading import Led, Service
+from raftq.node.partitions import Partitions
+from raftq.node.place import Place
+from raftq.node.queues.engine import QueueTools
+from raftq.node.queues.handlers import QueueHandlers
+from raftq.node.queues.parts import NoDelayLine, NoTransfers
+from raftq.node.queues.serving import Queues
+
+
+class Services:
+    """See the module's docstring."""
+
+    def __init__(self, partitions: Partitions, rng: Random, wall_ms: Callable[[], int]) -> None:
+        self._partitions = partitions
+        self.queues = Queues(
+            QueueTools(
+                rng=rng,
+                wall_ms=wall_ms,
+                make_transfers=NoTransfers,
+                make_delay_line=NoDelayLine,
+                report_damage=self._damaged,
+            )
+        )
+        self.queue_handlers = QueueHandlers(partitions, self.queues)
+        partitions.serve = self.serve
+
+    def serve(self, led: Led) -> Service:
+        return NoDelayLine(led) if is_internal(led.place.topic) else self.queues.serve(led)
+
+    def table(self) -> dict[type, Any]:
+        """Request class -> handler."""
+        return self.queue_handlers.table()
+
+    def _damaged(self, place: Place, strand: int, error: CorruptBatch) -> None:
+        partition = self._partitions.find((place.topic_id, place.number))
+        if partition is not None and strand < len(partition.strands):
+            partition.strands[strand].damaged(error)
