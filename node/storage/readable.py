@@ -16,7 +16,7 @@ from raftq.node.storage.header import DamagedRange
 from raftq.node.storage.index import SegmentIndex
 from raftq.node.storage.page_cache import PageCache
 from raftq.node.storage.reader import Reader
-from raftq.node.storage.segment import Segments
+from raftq.node.storage.segment import Segment, Segments
 
 NO_EPOCH = -1
 _TIME_READ_BYTES = 64 * 1024
@@ -124,6 +124,14 @@ class ReadableLog:
             raise OffsetOutOfRange(self._range_text(offset))
         self._check_range(offset)
         return self._reader.batch_at(offset)
+
+    def stored_at(self, offset: int) -> tuple[Segment, int]:
+        """The segment and the byte position of the batch that holds the offset."""
+        if offset >= self.end_offset:
+            raise OffsetOutOfRange(self._range_text(offset))
+        self._check_range(offset)
+        segment, _, position = self._reader.find(offset)
+        return segment, position
 
     def batches(
         self,

@@ -1,0 +1,480 @@
+"""The delays strand of a led partition: schedule, fire, cancel, list. (Shell.)
+
+What stands in the strand, and what each says of records, which are known by their ids (book.py):
+
+    batch with deliver_at                     new records: their ids are their offsets
+    batch with deliver_at and delay_offsets   pending records stored again; delay_offsets are ids
+    CANCELLED ids                             they never fire
+    FIRED [(ids, data_end)]                   they are in the data log, below data_end
+    SEEN data_end                             whatever fired below data_end has its mark
+    REWOUND data_end                          the same, and what was said of data beyond it is void
+
+A record that is due is appended to the data log, in a batch whose delay_offsets name the ids; that
+append is what decides. The FIRED mark follows once the batch is replicated, and only saves the next
+leader from searching the data log: it reads its delays strand, and then its data log from where
+everything has a mark. Since a record is fired only when the strand has it replicated, and whoever
+becomes leader has everything replicated of both, a record is never lost. And since whatever the new
+leader has in its data log is the truth, it never fires twice: a batch that it does not have was
+never readable.
+
+Cancel and fire are decided one after the other by the same leader, in memory, and each is appended
+in the same turn: so one of them wins, and a cancel is answered when it is replicated.
+
+The strand's beginning goes as soon as nothing below is pending. When most of the strand is done but
+some of its beginning is not, the pending records of the first segment are stored again at the end,
+so that the strand is at most a small multiple of what is pending (reclaim.py).
+"""
+
+import asyncio
+import logging
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from raftq.client.tasks import Tasks, let_others_run
+from raftq.client.wire.batch import Batch, encode
+from raftq.client.wire.errors import (
+    DiskFull,
+    NotEnoughReplicas,
+    NotLeader,
+    RaftqError,
+)
+from raftq.client.wire.record import Record
+from raftq.node.delays.book import DelayBook
+from raftq.node.leading import Led, ReplicatedLog
+from raftq.node.queues.delay_marks import (
+    CANCELLED_KEPT,
+    Rebuilt,
+    cancelled,
+    fired,
+    rebuild,
+    rewound,
+    seen,
+)
+from raftq.node.queues.delay_reclaim import Reclaim
+from raftq.node.queues.delayed_records import DelayedRecords
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.01
+FIRE_RECORDS = 250
+"""At once, or twice as many: a few ms of work."""
+FIRE_BYTES = 1024 * 1024
+LIST_BYTES = 4 * 1024 * 1024
+OUT_BYTES_MAX = 16 * 1024 * 1024
+"""Fired and not replicated yet; more has to wait."""
+MARK_S = 0.05
+UPKEEP_S = 1.0
+SEEN_RECORDS = 10_000
+"""How much of the data log the next leader may have to search."""
+DAMAGED_S = 5.0
+FULL_S = 1.0
+POOR_S = 0.1
+READY_S = 10.0
+CONTROL_IDS_MAX = 100_000
+IDLE_S = 3_600.0
+
+
+@dataclass(slots=True)
+class Out:
+    """Records that were appended to the data log: up to `end`, `size` bytes."""
+
+    ids: list[int]
+    base: int
+    end: int
+    size: int
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened since this leader took over."""
+
+    scheduled: int = 0
+    fired: int = 0
+    cancelled: int = 0
+    delay_ms_sum: int = 0
+    late_ms_max: int = 0
+    late_ms_sum: int = 0
+
+
+class DelayLine:
+    """See the module's docstring. Good for one epoch."""
+
+    def __init__(self, led: Led, wall_ms: Callable[[], int]) -> None:
+        assert led.delays is not None, led.place
+        self.led = led
+        self.counts = Counts()
+        self.book = DelayBook()
+        self._delays: ReplicatedLog = led.delays
+        self._wall_ms = wall_ms
+        self._records = DelayedRecords(self._delays.log)
+        self._reclaim = Reclaim(self._delays, self.book, self._records)
+        # What comes after these ends is this leader's own doing.
+        self._began = (self._delays.log.end_offset, led.data.log.end_offset)
+        self._staged: deque[tuple[int, int, array[int], int]] = deque()
+        self._out: deque[Out] = deque()
+        self._out_bytes = 0
+        self._seen_end = 0
+        self._marks_at = 0.0
+        self._upkeep_at = 0.0
+        self._hold_until = 0.0
+        self._cancelled: dict[int, None] = {}
+        self._ready: asyncio.Future[None] = led.loop.create_future()
+        self._awake: asyncio.Future[None] = led.loop.create_future()
+        self._awaiting = -1
+        self._tasks = Tasks(f"the delays of {led.place}")
+        self._stopped = False
+
+    def start(self) -> None:
+        """Begin to rebuild what the strand says, and then to fire."""
+        self._tasks.spawn(self._run())
+
+    def stop(self) -> None:
+        """The epoch is over."""
+        if not self._stopped:
+            self._stopped = True
+            self._tasks.cancel()
+            if not self._ready.done():
+                self._ready.set_exception(self._not_leader())
+                self._ready.exception()
+
+    def _not_leader(self) -> NotLeader:
+        return NotLeader(f"the delays of {self.led.place} have another leader")
+
+    # What others ask
+
+    def scheduled(self, base: int, raw: memoryview) -> None:
+        """The partition has appended a batch of delayed records."""
+        if self._stopped:
+            return
+        batch = Batch(bytes(raw))
+        deliver_at = array("q", batch.deliver_at() or ())
+        self._staged.append((batch.end_offset, base, deliver_at, batch.length))
+        counts = self.counts
+        counts.scheduled += len(deliver_at)
+        now = self._wall_ms()
+        counts.delay_ms_sum += max(sum(deliver_at) - now * len(deliver_at), 0)
+        self._await_staged()
+
+    async def cancel(self, ids: Sequence[int]) -> list[int]:
+        """Those of them that never fire because of this, or of an earlier cancel.
+
+        Returns when that is replicated.
+        """
+        await self._until_ready()
+        self._take_staged()
+        wanted = list(dict.fromkeys(ids))
+        pending = [one for one in wanted if one in self.book]
+        for start in range(0, len(pending), CONTROL_IDS_MAX):
+            part = pending[start : start + CONTROL_IDS_MAX]
+            self._delays.append(cancelled(part))
+            self.book.cancelled(part)
+            self.counts.cancelled += len(part)
+            self._remember_cancelled(part)
+        known = [one for one in wanted if one in self._cancelled]
+        if known:
+            await self._delays.replicated(self._delays.log.end_offset)
+        return known
+
+    async def listed(self, skip: int, limit: int) -> list[tuple[int, int]]:
+        """(id, deliver_at) of pending records in the order they are due."""
+        await self._until_ready()
+        self._take_staged()
+        for found in self.book.page(skip, limit):
+            if found is not None:
+                return found
+            await let_others_run()
+        return []
+
+    async def find(self, delay_id: int) -> list[tuple[int, int]]:
+        """The same for one record, if it is pending."""
+        await self._until_ready()
+        self._take_staged()
+        due = self.book.deliver_at(delay_id)
+        return [] if due is None else [(delay_id, due)]
+
+    def read(self, ids: Iterable[int]) -> dict[int, Record]:
+        """The stored records of pending ids, as far as they can be read; offset is the id."""
+        return self._read(ids)[0]
+
+    def _read(self, ids: Iterable[int], bytes_max: int = 0) -> tuple[dict[int, Record], list[int]]:
+        """Those, and the ids that would have been too much."""
+        places = {self.book.place(one): one for one in ids if one in self.book}
+        found, rest = self._records.read(list(places), bytes_max or LIST_BYTES)
+        records = {}
+        for place, record in found.items():
+            delay_id = places[place]
+            if delay_id != place:
+                record = replace(record, offset=delay_id)
+            records[delay_id] = record
+        return records, [places[place] for place in rest]
+
+    async def _until_ready(self) -> None:
+        if not self._ready.done():
+            await asyncio.wait((self._ready,), timeout=READY_S)
+        if not self._ready.done():
+            raise NotEnoughReplicas(f"{self.led.place} has a new leader; ask again")
+        self._ready.result()
+        if self._stopped or not self.led.active:
+            raise self._not_leader()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._ready.done() and not self._stopped
+
+    def _remember_cancelled(self, ids: Iterable[int]) -> None:
+        """So that a cancel that is sent again gets the same answer."""
+        known = self._cancelled
+        known.update(dict.fromkeys(ids))
+        while len(known) > CANCELLED_KEPT:
+            del known[next(iter(known))]
+
+    # Life
+
+    async def _run(self) -> None:
+        try:
+            await self._take_over()
+            while self.led.active:
+                delay = self._turn()
+                if delay > 0:
+                    await self._sleep(delay)
+                else:
+                    await let_others_run()
+        except NotLeader:
+            self.stop()
+
+    async def _take_over(self) -> None:
+        led, delays = self.led, self._delays
+        delays_end, data_end = self._began
+        rebuilt = await rebuild(delays.log, led.data.log, delays_end, data_end)
+        self.book = rebuilt.book
+        self._reclaim = Reclaim(delays, self.book, self._records)
+        await asyncio.shield(led.settled)
+        await delays.replicated(delays_end)
+        for _ in self.book.load(self._wall_ms()):
+            await let_others_run()
+        self._seen_end = rebuilt.seen_end
+        self._remember_cancelled(rebuilt.cancelled)
+        for ids, base, end in rebuilt.unmarked:
+            self._out.append(Out(ids, base, end, 0))
+        await self._make_whole(rebuilt)
+        if not self._ready.done():
+            self._ready.set_result(None)
+        logger.info("partition=%s delays taken over: %s", led.place, self.book.describe())
+
+    async def _make_whole(self, rebuilt: Rebuilt) -> None:
+        """Make up for what a loss of power took from one log and left in the other."""
+        delays = self._delays
+        lost = rebuilt.ids_end - delays.log.end_offset
+        if lost > 0:
+            # The data log names records that this strand does not have any more. Their offsets are
+            # spent: others at them would look fired.
+            delays.append(encode([], offset_deltas=[], span=lost, control=True))
+        if rebuilt.void:
+            logger.error(
+                "partition=%s data lost records that had fired: %d fire again",
+                self.led.place, len(rebuilt.void),
+            )  # fmt: skip
+            await self._reclaim.store_all_again(rebuilt.void)
+        if rebuilt.rewinds:
+            delays.append(rewound(rebuilt.seen_end))
+            await delays.replicated(delays.log.end_offset)
+
+    async def _sleep(self, seconds: float) -> None:
+        loop = self.led.loop
+        awake = self._awake = loop.create_future()
+        timer = loop.call_later(seconds, _wake, awake)
+        try:
+            await awake
+        finally:
+            timer.cancel()
+
+    def _turn(self) -> float:
+        """Do what is due for a moment; the seconds until there is something to do again."""
+        now = self.led.loop.time()
+        self._take_staged()
+        self.book.work()
+        more = self._fire(now)
+        if self._out and now >= self._marks_at:
+            self._mark(now)
+        if now >= self._upkeep_at:
+            self._upkeep(now)
+        if self._reclaim.is_moving and not more:
+            more = self._reclaim.step()
+            self._upkeep_at = self._upkeep_at if more else now  # now the prefix can go
+        if more:
+            return 0.0
+        return self._idle_s(now)
+
+    def _idle_s(self, now: float) -> float:
+        wall = self._wall_ms()
+        waits = [IDLE_S]
+        due = self.book.next_due_ms()
+        if due is not None and self._out_bytes < OUT_BYTES_MAX:
+            wait = max((due - wall) / 1000, 0.001)
+            waits.append(wait if self._hold_until <= now else max(self._hold_until - now, 0.001))
+        if self._out and self._out[0].end <= self.led.data.high_watermark:
+            waits.append(max(self._marks_at - now, 0.001))
+        if len(self.book) or self._out or self._reclaim.has_work:
+            waits.append(max(self._upkeep_at - now, 0.001))
+        return min(waits)
+
+    def _wake_up(self) -> None:
+        _wake(self._awake)
+
+    # Scheduling
+
+    def _await_staged(self) -> None:
+        """Wait for the last staged batch to be replicated; one question at a time."""
+        if not self._staged or self._awaiting >= 0:
+            return
+        end = self._staged[-1][0]
+        if end <= self._delays.high_watermark:
+            self._wake_up()
+            return
+        self._awaiting = end
+        self._delays.replicated(end).add_done_callback(self._staged_replicated)
+
+    def _staged_replicated(self, done: "asyncio.Future[None]") -> None:
+        self._awaiting = -1
+        if not done.cancelled() and done.exception() is None and not self._stopped:
+            self._wake_up()
+            if self._staged and self._staged[-1][0] > self._delays.high_watermark:
+                self._await_staged()
+
+    def _take_staged(self) -> None:
+        """Into the book with what is replicated: only that may fire."""
+        staged, readable = self._staged, self._delays.high_watermark
+        while staged and staged[0][0] <= readable:
+            _, base, deliver_at, size = staged.popleft()
+            self.book.scheduled(base, deliver_at, size)
+
+    # Firing
+
+    def _fire(self, now: float) -> bool:
+        """Move some due records to the data log; whether to go on at once."""
+        if now < self._hold_until or self._out_bytes >= OUT_BYTES_MAX:
+            return False
+        wall = self._wall_ms()
+        ids, more = self.book.due(wall, FIRE_RECORDS)
+        if not ids:
+            return more
+        if not self.led.has_enough_replicas():
+            self._hold(ids, now + POOR_S)
+            return False
+        lanes, rest = self._gather(ids, wall)
+        while lanes:
+            lane, records = lanes.popitem()
+            try:
+                self._append(lane, records, wall)
+            except DiskFull as error:
+                logger.warning("partition=%s firing waits: %s", self.led.place, error)
+                for others in (records, *lanes.values()):
+                    rest += [record.offset for record in others]
+                self._hold(rest, now + FULL_S)
+                return False
+        self.book.again(rest, 0)
+        return more or bool(rest)
+
+    def _hold(self, ids: Sequence[int], until: float) -> None:
+        self._hold_until = until
+        self.book.again(ids, 0)
+
+    def _gather(self, ids: list[int], wall: int) -> tuple[dict[int, list[Record]], list[int]]:
+        """The records by lane, their offsets being their ids, and those that have to wait."""
+        found, rest = self._read(ids, FIRE_BYTES)
+        lanes: dict[int, list[Record]] = {}
+        for one in ids:
+            record = found.get(one)
+            if record is not None:
+                lanes.setdefault(record.priority, []).append(record)
+        if len(found) + len(rest) < len(ids):
+            # Not given up: the log's damage is repaired from another replica.
+            left = dict.fromkeys(rest)
+            damaged = [one for one in ids if one not in found and one not in left]
+            self.book.again(damaged, wall + int(DAMAGED_S * 1000))
+        return lanes, rest
+
+    def _append(self, lane: int, records: list[Record], wall: int) -> None:
+        expiries = [record.expires_at for record in records]
+        ids = [record.offset for record in records]
+        batch = encode(
+            [record.value for record in records],
+            keys=[r.key for r in records] if any(r.key is not None for r in records) else None,
+            headers=[record.headers for record in records],
+            timestamps=wall,
+            expiries=expiries if any(expiries) else None,
+            delay_offsets=ids,
+            lane=lane,
+        )
+        data = self.led.data
+        base = data.append(batch)
+        out = Out(ids, base, base + len(ids), len(batch))
+        counts, book = self.counts, self.book
+        counts.fired += len(ids)
+        late = [wall - (book.deliver_at(one) or wall) for one in ids]
+        counts.late_ms_max = max(counts.late_ms_max, max(late))
+        counts.late_ms_sum += sum(late)
+        book.fired(ids)
+        self._out.append(out)
+        self._out_bytes += out.size
+        data.replicated(out.end).add_done_callback(lambda done: self._replicated(done, out.size))
+
+    def _replicated(self, done: "asyncio.Future[None]", size: int) -> None:
+        before, self._out_bytes = self._out_bytes, self._out_bytes - size
+        failed = done.cancelled() or done.exception() is not None
+        # Marks can wait for a while, others that are due cannot.
+        if before >= OUT_BYTES_MAX > self._out_bytes and not failed:
+            self._wake_up()
+
+    # Marks and upkeep
+
+    def _mark(self, now: float) -> None:
+        """Mark what is replicated in the data log."""
+        self._marks_at = now + MARK_S
+        readable = self.led.data.high_watermark
+        done: list[Out] = []
+        for out in self._out:
+            if out.end > readable:
+                break
+            done.append(out)
+        if not done:
+            return
+        try:
+            self._delays.append(fired([(out.ids, out.end) for out in done]))
+        except DiskFull as error:
+            logger.warning("partition=%s marks wait: %s", self.led.place, error)
+            self._marks_at = now + FULL_S
+            return
+        self._seen_end = max(self._seen_end, done[-1].end)
+        for out in done:
+            self._out.popleft()
+            self._reclaim.fired(out.ids, out.end)
+
+    def _upkeep(self, now: float) -> None:
+        self._upkeep_at = now + UPKEEP_S
+        data = self.led.data
+        self._reclaim.flushed(
+            data.high_watermark if self.led.config.fsync == "none" else data.log.flushed_offset
+        )
+        known = self._out[0].base if self._out else data.high_watermark
+        try:
+            if len(self.book) and known - self._seen_end > SEEN_RECORDS:
+                self._delays.append(seen(known))
+                self._seen_end = known
+            if self._reclaim.plan(self._staged[0][1] if self._staged else None):
+                self._delays.append(seen(max(known, self._seen_end)))
+                self._seen_end = max(known, self._seen_end)
+                self._reclaim.drop_after(self._delays.log.end_offset)
+        except DiskFull as error:
+            logger.warning("partition=%s upkeep of delays waits: %s", self.led.place, error)
+        except RaftqError as error:
+            if isinstance(error, NotLeader):
+                raise
+            logger.error("partition=%s upkeep of delays failed: %s", self.led.place, error)
+
+
+def _wake(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
