@@ -302,7 +302,8 @@ class DelayLine:
             self._upkeep(now)
         if self._reclaim.is_moving and not more:
             more = self._reclaim.step()
-            self._upkeep_at = self._upkeep_at if more else now  # now the prefix can go
+            if self._reclaim.wants_plan:
+                self._upkeep_at = now
         if more:
             return 0.0
         return self._idle_s(now)

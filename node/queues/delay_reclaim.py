@@ -50,6 +50,7 @@ class Reclaim:
         self._drop_below = -1
         self._dropping = False
         self._skip_plans = 0
+        self._moved_any = False
         self.moved = 0
 
     @property
@@ -60,6 +61,11 @@ class Reclaim:
     @property
     def is_moving(self) -> bool:
         return self._move_below >= 0
+
+    @property
+    def wants_plan(self) -> bool:
+        """Whether enough was stored again that a prefix may go now."""
+        return self._moved_any and self._move_below < 0 and not self._dropping
 
     def fired(self, ids: list[int], data_end: int) -> None:
         """These have their mark; they are in the data log below `data_end`."""
@@ -78,6 +84,7 @@ class Reclaim:
         log, book = self._delays.log, self._book
         if self._dropping or self._move_below >= 0:
             return False
+        self._moved_any = False
         needed = book.first_held(log.end_offset if unknown is None else unknown)
         bases = log.segments.bases
         if needed == log.end_offset > bases[-1] and log.size_bytes > EMPTY_BYTES_MIN:
@@ -128,6 +135,7 @@ class Reclaim:
         ids = self._book.held_below(self._move_below, MOVE_RECORDS)
         try:
             if ids and self.store_again(ids):
+                self._moved_any = True
                 return True
         except DiskFull as error:
             logger.warning("log=%s reclaiming waits: %s", self._delays.log.directory, error)
