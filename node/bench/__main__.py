@@ -1,8 +1,9 @@
 """Shell: measures and prints; exits with 1 when a bar is missed.
 
 `python -m raftq.node.bench [FIGURE...]`. Every figure is measured for at least 10
-seconds per side, against a baseline in the same run. `cluster` as the first word means the figures
-of a cluster, see cluster.py.
+seconds per side, against a baseline in the same run. `cluster`, `groups` or `queue` as the first
+word means the figures of a cluster, of consumer groups or of queues on one, see the modules of
+these names.
 """
 
 import argparse
@@ -19,10 +20,13 @@ from raftq.node.bench import (
     cluster,
     consume,
     group_commit,
+    groups,
     publish,
+    queue,
     reopen,
     rivals,
     stream,
+    suite,
 )
 from raftq.node.bench.report import Result, conditions, describe, print_table, write_json
 from raftq.node.bench.runner import SECONDS_MIN, Settings
@@ -40,6 +44,7 @@ FIGURES: dict[str, tuple[Measure, str]] = {
     "stream": (stream.measure, "memory of a consumer that streams 4 GiB"),
     "backlog": (backlog.measure, "cost per message with 10,000,000 waiting (writes 11 GiB)"),
 }
+SUITES = {one.name: one for one in (cluster.SUITE, groups.SUITE, queue.SUITE)}
 QUICK_S = 1.0
 
 
@@ -66,8 +71,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    if arguments[:1] == ["cluster"]:
-        return cluster.main(arguments[1:])
+    if arguments and arguments[0] in SUITES:
+        return suite.main(SUITES[arguments[0]], arguments[1:])
     found = parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else 160)
     if found.list:
