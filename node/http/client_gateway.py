@@ -18,6 +18,7 @@ from raftq.client.wire.record import VALUE_BYTES_MAX
 from raftq.cluster.state import TopicState
 from raftq.node.http.facts import NodeFacts
 from raftq.node.http.gateway import Outcome, Outgoing, Page, Placed, Position
+from raftq.node.http.queue_calls import QueueCalls
 from raftq.node.http.reader import PageReader
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class ClientGateway:
         self._producer: Producer | None = None
         self._reader: PageReader | None = None
         self._admin: Admin | None = None
+        self._queues: QueueCalls | None = None
 
     def _bootstrap(self) -> str:
         return show(self._facts.native_address)
@@ -63,10 +65,21 @@ class ClientGateway:
     async def read(
         self, topic: str, partition: int, position: Position, limit: int, bytes_max: int
     ) -> Page:
+        return await self._page_reader().read(topic, partition, position, limit, bytes_max)
+
+    def _page_reader(self) -> PageReader:
         if self._reader is None:
             options = ClientOptions(name=CLIENT_NAME)
             self._reader = PageReader(self._bootstrap(), options, READ_S)
-        return await self._reader.read(topic, partition, position, limit, bytes_max)
+        return self._reader
+
+    @property
+    def queues(self) -> QueueCalls:
+        if self._queues is None:
+            options = ClientOptions(name=CLIENT_NAME)
+            reader = self._page_reader()
+            self._queues = QueueCalls(self._facts, self._bootstrap(), options, reader)
+        return self._queues
 
     async def offsets(self, topic: str) -> Mapping[int, tuple[int, int]]:
         described = await self._administration().describe_topic(topic)
@@ -98,6 +111,9 @@ class ClientGateway:
         producer, self._producer = self._producer, None
         reader, self._reader = self._reader, None
         admin, self._admin = self._admin, None
+        queues, self._queues = self._queues, None
+        if queues is not None:
+            await queues.close()
         if producer is not None:
             try:
                 await producer.close(CLOSE_S)
@@ -117,11 +133,17 @@ async def _sent(producer: Producer, topic: str, records: Outgoing) -> list[Deliv
     headers = records.headers or [None] * count
     partitions = records.partitions or [None] * count
     lanes = records.priorities or [LANE_NORMAL] * count
-    rows = zip(values, keys, headers, lanes, partitions, strict=True)
+    due = records.deliver_at or [None] * count
+    ttls = records.ttls_ms or [None] * count
+    rows = zip(values, keys, headers, lanes, partitions, due, ttls, strict=True)
     sent: list[Delivery | RaftqError] = []
     try:
-        for value, key, header, lane, partition in rows:
-            sent.append(await producer.send(topic, value, key, header, lane, partition))
+        for value, key, header, lane, partition, at, ttl_ms in rows:
+            ttl = None if ttl_ms is None else ttl_ms / 1000
+            delivery = await producer.send(
+                topic, value, key, header, lane, partition, deliver_at=at, ttl=ttl
+            )
+            sent.append(delivery)
     except RaftqError as error:
         # Records are checked before: what keeps one from being taken keeps the rest as well.
         sent += [error] * (count - len(sent))

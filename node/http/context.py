@@ -45,8 +45,19 @@ class Topics:
 
     async def get(self, call: Call) -> TopicState:
         """The topic of the path."""
-        name = call.path["topic"]
+        return await self.by_name(call.path["topic"])
+
+    async def by_name(self, name: str) -> TopicState:
         return await self._find(name, lambda found: True, UnknownTopic(f"no topic {name!r}"))
+
+    def peek(self, name: str) -> TopicState | None:
+        """A topic, if it is there right now."""
+        return self._facts.metadata.state.topics.get(name)
+
+    def queued(self) -> list[TopicState]:
+        """The topics that have leases or delays."""
+        topics = self._facts.metadata.state.topics.values()
+        return [one for one in topics if one.queued and not one.name.startswith("__")]
 
     async def get_partition(self, call: Call) -> tuple[TopicState, int]:
         """The topic and the partition of the path."""

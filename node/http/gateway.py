@@ -6,11 +6,14 @@ makes REST one more client of the single publish and read path, and the tests' f
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from raftq.client.wire.errors import Detail, RaftqError
 from raftq.client.wire.record import Headers
 from raftq.cluster.state import TopicState
+
+if TYPE_CHECKING:
+    from raftq.node.http.queue_gateway import Queues
 
 
 @dataclass(slots=True)
@@ -90,6 +93,9 @@ class Page:
 
 class Gateway(Protocol):
     """Everything raises RaftqErrors. Calls may overlap."""
+
+    @property
+    def queues(self) -> "Queues": ...
 
     async def publish(self, topic: TopicState, records: Outgoing) -> list[Outcome]:
         """One outcome per record, in order. Raises what is wrong with all of them."""

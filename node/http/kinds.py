@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raftq.client.wire.errors import Detail
-from raftq.node.http.errors import Refusal, invalid
+from raftq.node.http.errors import invalid
 from raftq.node.http.values import (
     DURATION_CHARACTERS_MAX,
     DURATION_MS_MAX,
@@ -267,25 +267,6 @@ def _as_text(schema: Schema) -> Schema:
     if schema.get("type") != "integer":
         return schema
     return {"type": "string", "pattern": f"^[0-9]{{1,{len(str(schema['maximum'])) - 1}}}$"}
-
-
-@dataclass(frozen=True, slots=True)
-class AnyOf(Kind):
-    """The first of several kinds that takes it; `what` is said when none does."""
-
-    kinds: tuple[Kind, ...]
-    what: str
-
-    def schema(self) -> Schema:
-        return {"anyOf": [one.schema() for one in self.kinds]}
-
-    def read(self, place: str, given: Any) -> Any:
-        for one in self.kinds:
-            try:
-                return one.read(place, given)
-            except Refusal:
-                continue
-        raise invalid(place, f"must be {self.what}")
 
 
 @dataclass(frozen=True, slots=True)

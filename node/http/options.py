@@ -34,6 +34,8 @@ class HttpOptions:
     """For reading on after a refusal, so that the caller gets to see the answer."""
     read_bytes_max: int = 8 * MIB
     """Of the records of one read; a single larger record goes alone."""
+    polls_max: int = 500
+    """Polls that wait for messages at a time; beyond it they get 429."""
     reads_max: int = 16
     """Reads being fetched at a time; further ones wait for their turn."""
     messages_max: int = 10_000

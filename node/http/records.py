@@ -6,7 +6,7 @@ from typing import Any
 from raftq.client.wire.errors import RaftqError, TooLarge
 from raftq.client.wire.layout import LANE_NORMAL
 from raftq.node.http.context import Context
-from raftq.node.http.errors import error_body, retry_after_s, status_of
+from raftq.node.http.errors import error_body, invalid, retry_after_s, status_of
 from raftq.node.http.fields import (
     BOOLEAN,
     INTEGER,
@@ -29,7 +29,7 @@ from raftq.node.http.messages import (
 )
 from raftq.node.http.paths import OFFSET
 from raftq.node.http.routes import Call, Reply, Route
-from raftq.node.http.values import format_time
+from raftq.node.http.values import DURATION_MS_MAX, format_time
 
 LIMIT_DEFAULT = 100
 LIMIT_MAX = 1000
@@ -68,6 +68,7 @@ class RecordHandlers:
 
     async def publish(self, call: Call) -> Reply:
         records: Outgoing = call.body
+        _check_times(records, call.now_ms)
         records.set_times(call.now_ms)
         topic = await self._topics.get(call)
         # Both are checked here because records of many callers share a batch, which the leader
@@ -91,6 +92,12 @@ class RecordHandlers:
             )
             messages = write_records(page.records, call.binary)
         return Reply({"messages": messages, "next_offset": page.next_offset})
+
+
+def _check_times(records: Outgoing, now_ms: int) -> None:
+    for at, due in enumerate(records.deliver_at or ()):
+        if due is not None and due - now_ms > DURATION_MS_MAX:
+            raise invalid(records.place(at, "deliverAt"), "is more than 100 years away")
 
 
 def _check_values(records: Outgoing, bytes_max: int) -> None:

@@ -30,18 +30,23 @@ from raftq.node.http.bodies import (
 )
 from raftq.node.http.budget import Budget, Share
 from raftq.node.http.context import Context
+from raftq.node.http.dead import DeadHandlers, dead_routes
+from raftq.node.http.delayed import DelayedHandlers, delayed_routes
 from raftq.node.http.errors import Refusal, error_body, retry_after_s, status_of
 from raftq.node.http.exposition import Exposition
 from raftq.node.http.facts import NodeFacts
 from raftq.node.http.fields import schema_object
 from raftq.node.http.gateway import Gateway
+from raftq.node.http.groups import GroupHandlers, group_routes
 from raftq.node.http.health import Health, health_routes
 from raftq.node.http.listener import HttpListener
 from raftq.node.http.openapi import openapi_document
 from raftq.node.http.options import HttpOptions
 from raftq.node.http.paths import PARAMETERS
+from raftq.node.http.queue_stats import QueueStats, queue_stats_routes
 from raftq.node.http.records import RecordHandlers, record_routes
 from raftq.node.http.routes import Call, Reply, Route, Router
+from raftq.node.http.settling import ReceiptHandlers, receipt_routes
 from raftq.node.http.topics import TopicHandlers, topic_routes
 from raftq.node.metrics import NodeMetrics
 
@@ -84,6 +89,11 @@ class HttpServer:
             *health_routes(health),
             *topic_routes(TopicHandlers(context)),
             *record_routes(RecordHandlers(context)),
+            *group_routes(GroupHandlers(context)),
+            *receipt_routes(ReceiptHandlers(context)),
+            *delayed_routes(DelayedHandlers(context)),
+            *dead_routes(DeadHandlers(context)),
+            *queue_stats_routes(QueueStats(context)),
         )
 
         async def openapi(call: Call) -> Reply:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import aiohttp
 import msgpack
+from queue_fakes import FakeQueues
 from yarl import URL
 
 from raftq.client.wire.errors import (
@@ -117,6 +118,7 @@ class FakeGateway:
         self.reading = asyncio.Event()
         self.closed = False
         self.start_offset = 0
+        self.queues = FakeQueues()
 
     async def _enter(self) -> None:
         if self.error is not None:

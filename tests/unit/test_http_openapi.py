@@ -16,8 +16,20 @@ SURFACE = {
     "DELETE /topics/{topic}", "POST /topics/{topic}/messages", "POST /topics/{topic}/publish",
     "POST /topics/{topic}/batch", "GET /topics/{topic}/partitions/{partition}/messages",
     "POST /admin/topics/{topic}/partitions", "GET /admin/cluster", "GET /admin/reassignment",
-    "GET /admin/keys", "GET /admin/acls",
+    "GET /admin/keys", "GET /admin/acls", "GET /topics/{topic}/delayed",
+    "GET /topics/{topic}/delayed/{offset}", "DELETE /topics/{topic}/delayed/{partition}/{offset}",
+    "GET /delay/stats", "GET /groups", "GET /groups/{group}", "DELETE /groups/{group}",
+    "POST /groups/{group}/join", "POST /groups/{group}/heartbeat", "POST /groups/{group}/leave",
+    "GET /groups/{group}/poll", "GET /groups/{group}/offsets", "POST /groups/{group}/offsets",
+    "POST /groups/{group}/commit", "POST /groups/{group}/reset", "POST /groups/{group}/ack",
+    "POST /groups/{group}/nack", "POST /messages/ack", "POST /messages/nack",
+    "POST /messages/reject", "POST /messages/visibility", "GET /reliability/stats",
+    "GET /priority/stats", "GET /topics/{topic}/dlq", "POST /topics/{topic}/dlq/redrive",
+    "POST /topics/{topic}/dlq/purge",
 }  # fmt: skip
+
+
+VALUES = {"topic": "t", "group": "g", "partition": "0", "offset": "0"}
 
 
 def operations(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -48,7 +60,13 @@ def test_every_documented_operation_is_really_served() -> None:
         document = (await rest.get("/openapi.json")).body
         for name in operations(document):
             method, path = name.split()
-            path = path.replace("{topic}", "t").replace("{partition}", "0")
+            for parameter, given in (
+                ("topic", "t"),
+                ("group", "g"),
+                ("partition", "0"),
+                ("offset", "0"),
+            ):
+                path = path.replace(f"{{{parameter}}}", given)
             for prefix in ("", "/v1"):
                 answer = await rest.call(method, prefix + path)
                 code = (answer.body or {}).get("code")

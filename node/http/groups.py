@@ -1,0 +1,365 @@
+"""Handlers of consumer groups: members, polls, offsets. (Shell.)"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from raftq.client.wire.group_messages import DescribeGroupReply
+from raftq.node.http.context import Context
+from raftq.node.http.errors import Refusal, invalid
+from raftq.node.http.fields import (
+    BOOLEAN,
+    INTEGER,
+    STRING,
+    Field,
+    Fields,
+    Query,
+    answer,
+    array_of,
+    map_of,
+)
+from raftq.node.http.kinds import (
+    INTEGER_MAX,
+    NAME_CHARACTERS_MAX,
+    Choice,
+    Duration,
+    Kind,
+    Listed,
+    Schema,
+    Table,
+    Text,
+    Time,
+    Whole,
+    or_null,
+)
+from raftq.node.http.messages import RECORD, RECORD_SOMETIMES, write_records
+from raftq.node.http.paths import OFFSET, PARTITION, TOPIC
+from raftq.node.http.queue_gateway import Ask, Delivered, Offsets, PartitionName, ResetTo, Wish
+from raftq.node.http.routes import Call, Reply, Route
+
+POLL_MS_MAX = 30_000
+POLL_MESSAGES_MAX = 1000
+SESSION_MS_MIN = 1_000
+SESSION_MS_MAX = 600_000
+LEASE_MS_MAX = 12 * 3_600_000
+TOPICS_MAX = 100
+PARTITIONS_MAX = 8_000
+ERRORS = (404, 409, 503)
+
+MEMBER = Text(NAME_CHARACTERS_MAX)
+JOIN = Fields((
+    Field("client_id", MEMBER, "a name for people"),
+    Field("topics", Listed(TOPIC, TOPICS_MAX), required=True),
+    Field("session_timeout", Duration(SESSION_MS_MIN, SESSION_MS_MAX), default="30s"),
+    Field(
+        "mode", Choice(("queue", "stream")),
+        "queue: every message is leased to one member and acknowledged; stream: every partition "
+        "is read by one member, in order, and offsets are committed",
+        default="queue",
+    ),
+))  # fmt: skip
+HEARTBEAT = Fields((
+    Field("member_id", MEMBER, required=True),
+    Field("generation", Whole(0, INTEGER_MAX), "the one the member knows"),
+))  # fmt: skip
+LEAVE = Fields((Field("member_id", MEMBER, required=True),))
+POLL = Query((
+    Field("member_id", MEMBER, required=True),
+    Field("max_messages", Whole(1, POLL_MESSAGES_MAX), default=100),
+    Field(
+        "timeout", Duration(0, POLL_MS_MAX), "for how long to wait for the first message",
+        default="30s",
+    ),
+    Field(
+        "visibility", Duration(1, LEASE_MS_MAX),
+        "for how long the messages are this member's; without it, the topic's setting",
+    ),
+))  # fmt: skip
+OFFSETS = Query((Field("topic", TOPIC, "this one only"),))
+COMMIT = Fields((
+    Field("member_id", MEMBER, "nobody's: refused where a member owns the partition"),
+    Field(
+        "offsets", Table(TOPIC, Table(PARTITION, OFFSET, PARTITIONS_MAX), TOPICS_MAX),
+        "where to go on, by topic and partition", required=True,
+    ),
+))  # fmt: skip
+
+
+class ResetPlace(Kind):
+    """earliest, latest, an offset (also as text) or a time."""
+
+    _ends = Choice(("earliest", "latest"))
+    _digits = Text(18, "[0-9]{1,18}")
+
+    def schema(self) -> Schema:
+        return {"anyOf": [one.schema() for one in (self._ends, OFFSET, self._digits, Time())]}
+
+    def read(self, place: str, given: Any) -> ResetTo:
+        if given in ("earliest", "latest"):
+            return ResetTo("earliest" if given == "earliest" else "latest")
+        if isinstance(given, str):
+            if given.isascii() and given.isdigit():
+                return ResetTo("offset", OFFSET.read_text(place, self._digits.read(place, given)))
+            return ResetTo("time", Time().read(place, given))
+        if type(given) is int:
+            return ResetTo("offset", OFFSET.read(place, given))
+        raise invalid(place, "must be earliest, latest, an offset or a time")
+
+
+RESET = Fields((
+    Field("topic", TOPIC, required=True),
+    Field("partition", PARTITION, "this one only"),
+    Field("to", ResetPlace(), "earliest, latest, an offset or a time", required=True),
+))  # fmt: skip
+
+
+class GroupHandlers:
+    """See the module's docstring."""
+
+    def __init__(self, context: Context) -> None:
+        self._gateway = context.gateway
+        self._topics = context.topics
+        self._options = context.options
+        self._polls = 0
+
+    async def list_all(self, call: Call) -> Reply:
+        return Reply({"groups": sorted(await self._gateway.queues.list_groups())})
+
+    async def describe(self, call: Call) -> Reply:
+        return Reply(_described(await self._gateway.queues.describe_group(call.path["group"])))
+
+    async def delete(self, call: Call) -> Reply:
+        await self._gateway.queues.delete_group(call.path["group"])
+        return Reply({"deleted": True, "group_id": call.path["group"]})
+
+    async def join(self, call: Call) -> Reply:
+        body = call.body
+        for name in body["topics"]:
+            await self._topics.by_name(name)
+        wish = Wish(
+            client_id=body["client_id"] or "",
+            topics=tuple(dict.fromkeys(body["topics"])),
+            session_ms=body["session_timeout"],
+            mode=body["mode"],
+        )
+        member = await self._gateway.queues.join(call.path["group"], wish)
+        return Reply(
+            {
+                "member_id": member.member_id,
+                "generation": member.generation,
+                "leader": False,
+                "assigned_partitions": _partitions(member.assigned),
+                "rebalance_required": member.pending,
+            }
+        )
+
+    async def heartbeat(self, call: Call) -> Reply:
+        known = call.body["generation"]
+        member = await self._gateway.queues.heartbeat(
+            call.path["group"], call.body["member_id"], known
+        )
+        news = bool(member.revoked) or (known is not None and known != member.generation)
+        return Reply(
+            {
+                "rebalance_required": member.pending or news,
+                "state": "rebalancing" if member.pending or member.revoked else "stable",
+                "generation": member.generation,
+                "assigned_partitions": _partitions(member.assigned),
+                "revoked_partitions": _partitions(member.revoked),
+            }
+        )
+
+    async def leave(self, call: Call) -> Reply:
+        left = await self._gateway.queues.leave(call.path["group"], call.body["member_id"])
+        return Reply({"left": left})
+
+    async def poll(self, call: Call) -> Reply:
+        group, query = call.path["group"], call.query
+        ask = Ask(
+            records_max=query["max_messages"],
+            bytes_max=self._options.read_bytes_max,
+            wait_ms=query["timeout"],
+            lease_ms=query["visibility"] or 0,
+        )
+        # Polls are parked for long: they must not take the room of everybody else's requests.
+        if self._polls >= self._options.polls_max:
+            raise Refusal("THROTTLED", "too many polls are waiting")
+        self._polls += 1
+        try:
+            delivered = await self._gateway.queues.poll(group, query["member_id"], ask)
+        finally:
+            self._polls -= 1
+        if delivered and call.gone():
+            await self._gateway.queues.give_back(group, delivered)
+        return Reply({"messages": _write(delivered, call.binary)})
+
+    async def offsets(self, call: Call) -> Reply:
+        topic = call.query["topic"]
+        if topic is not None:
+            await self._topics.by_name(topic)
+        wanted = None if topic is None else [topic]
+        found = await self._gateway.queues.stored_offsets(call.path["group"], wanted)
+        return Reply({"offsets": _offsets(found)})
+
+    async def commit(self, call: Call) -> Reply:
+        group, body = call.path["group"], call.body
+        offsets: Offsets = body["offsets"]
+        for name, partitions in offsets.items():
+            topic = await self._topics.by_name(name)
+            await self._topics.with_partition(topic, max(partitions), f"offsets.{name}")
+        await self._gateway.queues.store_offsets(group, body["member_id"] or "", offsets)
+        return Reply({"committed": True, "offsets": _offsets(offsets)})
+
+    async def reset(self, call: Call) -> Reply:
+        body = call.body
+        topic = await self._topics.by_name(body["topic"])
+        if body["partition"] is not None:
+            await self._topics.with_partition(topic, body["partition"], "partition")
+        group = call.path["group"]
+        found = await self._gateway.queues.reset(group, topic, body["partition"], body["to"])
+        return Reply({"offsets": _offsets({topic.name: dict(found)})})
+
+
+def _partitions(names: Iterable[PartitionName]) -> list[dict[str, Any]]:
+    return [{"topic": topic, "partition": number} for topic, number in sorted(names)]
+
+
+def _offsets(offsets: Offsets) -> dict[str, dict[str, int]]:
+    return {
+        topic: {str(number): offset for number, offset in sorted(parts.items())}
+        for topic, parts in sorted(offsets.items())
+    }
+
+
+def _described(found: DescribeGroupReply) -> dict[str, Any]:
+    return {
+        "group_id": found.group,
+        "state": found.state,
+        "protocol": found.mode,
+        "generation": found.generation,
+        "coordinator": found.coordinator,
+        "topics": sorted(found.topics),
+        "members": [
+            {
+                "member_id": one.member_id,
+                "client_id": one.client_id,
+                "assigned_partitions": _partitions((at.topic, at.partition) for at in one.assigned),
+            }
+            for one in found.members
+        ],
+    }
+
+
+def _write(delivered: list[Delivered], binary: bool) -> list[dict[str, Any]]:
+    written = write_records([one.record for one in delivered], binary)
+    for one, message in zip(delivered, written, strict=True):
+        message["topic"] = one.topic
+        message["partition"] = one.partition
+        if one.receipt is not None:
+            message["receipt_handle"] = one.receipt.show()
+            message["delivery_count"] = one.receipt.attempt
+    return written
+
+
+_PARTITION = answer({"topic": STRING, "partition": INTEGER})
+_PARTITIONS = array_of(_PARTITION)
+_OFFSETS = map_of(map_of(INTEGER))
+_STATE: Schema = {"type": "string", "enum": ["empty", "rebalancing", "stable"]}
+_MEMBER = answer({"member_id": STRING, "client_id": STRING, "assigned_partitions": _PARTITIONS})
+_DESCRIBED = answer(
+    {
+        "group_id": STRING,
+        "state": _STATE,
+        "protocol": {"type": "string", "enum": ["queue", "stream"]},
+        "generation": INTEGER,
+        "coordinator": or_null(INTEGER),
+        "topics": array_of(STRING),
+        "members": array_of(_MEMBER),
+    }
+)
+_JOINED = answer(
+    {
+        "member_id": STRING,
+        "generation": INTEGER,
+        "leader": {**BOOLEAN, "description": "always false: the cluster itself assigns"},
+        "assigned_partitions": _PARTITIONS,
+        "rebalance_required": {**BOOLEAN, "description": "more will be assigned; heartbeat soon"},
+    }
+)
+_BEAT = answer(
+    {
+        "rebalance_required": BOOLEAN,
+        "state": _STATE,
+        "generation": INTEGER,
+        "assigned_partitions": _PARTITIONS,
+        "revoked_partitions": {
+            **_PARTITIONS,
+            "description": "to be let go of: the next heartbeat says that they are",
+        },
+    }
+)
+_DELIVERED = answer(
+    {
+        "topic": STRING,
+        "partition": INTEGER,
+        **RECORD,
+        "receipt_handle": STRING,
+        "delivery_count": INTEGER,
+    },
+    (*RECORD_SOMETIMES, "receipt_handle", "delivery_count"),
+)
+
+
+def group_routes(groups: GroupHandlers) -> tuple[Route, ...]:
+    committed = answer({"committed": BOOLEAN, "offsets": _OFFSETS})
+    storing = tuple(
+        Route(
+            method="POST", path=f"/groups/{{group}}/{word}", name=name, handler=groups.commit,
+            summary="Say where the group goes on", answer=committed, body=COMMIT, errors=ERRORS,
+        )
+        for word, name in (("offsets", "store_offsets"), ("commit", "commit"))
+    )  # fmt: skip
+    return (
+        Route(
+            method="GET", path="/groups", name="list_groups", summary="The names of all groups",
+            handler=groups.list_all, answer=answer({"groups": array_of(STRING)}), errors=(503,),
+        ),
+        Route(
+            method="GET", path="/groups/{group}", name="describe_group", errors=ERRORS,
+            summary="A group and its members", handler=groups.describe, answer=_DESCRIBED,
+        ),
+        Route(
+            method="DELETE", path="/groups/{group}", name="delete_group", errors=ERRORS,
+            summary="Forget a group that has no members", handler=groups.delete,
+            answer=answer({"deleted": BOOLEAN, "group_id": STRING}),
+        ),
+        Route(
+            method="POST", path="/groups/{group}/join", name="join_group", errors=ERRORS,
+            summary="Become a member", handler=groups.join, answer=_JOINED, body=JOIN,
+        ),
+        Route(
+            method="POST", path="/groups/{group}/heartbeat", name="heartbeat", errors=ERRORS,
+            summary="Stay a member, and learn what to read", handler=groups.heartbeat,
+            answer=_BEAT, body=HEARTBEAT,
+        ),
+        Route(
+            method="POST", path="/groups/{group}/leave", name="leave_group", errors=ERRORS,
+            summary="Be a member no longer", handler=groups.leave,
+            answer=answer({"left": BOOLEAN}), body=LEAVE,
+        ),
+        Route(
+            method="GET", path="/groups/{group}/poll", name="poll", wait_ms=POLL_MS_MAX,
+            summary="Messages for a member; waits for the first ones", handler=groups.poll,
+            answer=answer({"messages": array_of(_DELIVERED)}), query=POLL, errors=ERRORS,
+        ),
+        Route(
+            method="GET", path="/groups/{group}/offsets", name="offsets", errors=ERRORS,
+            summary="Where the group goes on", handler=groups.offsets,
+            answer=answer({"offsets": _OFFSETS}), query=OFFSETS,
+        ),
+        *storing,
+        Route(
+            method="POST", path="/groups/{group}/reset", name="reset_group", errors=ERRORS,
+            summary="Go on somewhere else", handler=groups.reset,
+            answer=answer({"offsets": _OFFSETS}), body=RESET,
+        ),
+    )  # fmt: skip
