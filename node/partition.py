@@ -150,7 +150,10 @@ class Partition:
         for strand in self.strands:
             strand.stand_down(error)
         if service is not None:
-            service.stop()
+            try:
+                service.stop()
+            except Exception as error:
+                self._home.failed(self, error)
 
     def not_leader(self) -> NotLeader:
         decided = self.replica.decided
@@ -216,7 +219,14 @@ class Partition:
             if service is not None:
                 for base, batch in zip(bases, each_batch(raw), strict=False):
                     if base >= before:
-                        service.scheduled(base, batch)
+                        self._tell_scheduled(service, base, batch)
+
+    def _tell_scheduled(self, service: "Service", base: int, batch: memoryview) -> None:
+        try:
+            service.scheduled(base, batch)
+        except Exception as error:
+            # It would not know of these records until another epoch begins.
+            self._home.failed(self, error)
 
     def expire(self, now: float) -> bool:
         """End produce requests whose time is over; whether any still wait."""

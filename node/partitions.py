@@ -184,15 +184,31 @@ class Partitions:
             raise InvalidArgument(f"topic {topic!r} is the cluster's own and no queue")
         if not known.queued:
             # One proposal for all who find out at the same time.
-            lock = self._enabling.setdefault(topic_id, asyncio.Lock())
-            async with lock:
-                if not self._known(topic).queued:
-                    await self._metadata.propose(EnableQueues(topic_id))
-            self._enabling.pop(topic_id, None)
+            async with self._enabling.setdefault(topic_id, asyncio.Lock()):
+                try:
+                    if not self._known(topic).queued:
+                        await self._metadata.propose(EnableQueues(topic_id))
+                finally:
+                    self._enabling.pop(topic_id, None)
+        if self._has_strands(topic_id):
+            return
+        # What was just decided may not have come here by way of the changes yet.
+        self._look_at_topic(self._known(topic))
         await self.opened.wait()
-        for (one, number), partition in self.by_id.items():
-            if one == topic_id and not partition.is_queue:
-                raise DiskFull(f"{topic}/{number} has no room here for what makes it a queue")
+        if not self._has_strands(topic_id):
+            raise DiskFull(f"no room for what makes topic {topic!r} a queue")
+
+    def _has_strands(self, topic_id: int) -> bool:
+        """Whether all replicas of the topic that should be here have all their strands open."""
+        topic = self._metadata.state.topic_by_id(topic_id)
+        if topic is None:
+            raise UnknownTopic(f"the topic with the id {topic_id} is gone")
+        by_id = self.by_id
+        return all(
+            (one := by_id.get((topic_id, number))) is not None and one.is_queue
+            for number, state in enumerate(topic.partitions)
+            if self._me in state.replicas
+        )
 
     def _known(self, topic: str) -> TopicState:
         known = self._metadata.state.topics.get(topic)
@@ -256,7 +272,7 @@ class Partitions:
             return
         if partition is not None:
             self._tell(partition, topic, state)
-        if partition is None or topic.queued != partition.is_queue:
+        if partition is None or (topic.queued and not partition.is_queue):
             self._to_open[key] = None
             if not self._opening:
                 self._opening = True
@@ -320,7 +336,10 @@ class Partitions:
             return
         if partition.is_queue if topic.queued else is_internal(topic.name):
             partition.led = led = LedPartition(partition, self.loop)
-            partition.service = self.serve(led)
+            try:
+                partition.service = self.serve(led)
+            except Exception as error:
+                self._on_fatal(error)
 
     def _decided(self, topic: TopicState, state: PartitionState) -> Decided:
         return Decided(

@@ -63,7 +63,7 @@ class Home(Protocol):
         """Part of its log cannot be read."""
 
     def failed(self, partition: "Partition", error: BaseException) -> None:
-        """A log of it cannot be written any more."""
+        """It cannot go on: a log cannot be written any more, or its service is broken."""
 
 
 class Listener(Protocol):
