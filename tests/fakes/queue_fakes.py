@@ -54,6 +54,8 @@ class FakeQueues:
         self.ready: list[tuple[str, int, Record]] = []
         self.arrived = asyncio.Event()
         self.asked: list[Ask] = []
+        self.polled = asyncio.Condition()
+        self.gave_back = asyncio.Event()
         self.settlements: list[Settlement] = []
         self.returned: list[Delivered] = []
         self.revoked: list[tuple[str, int]] = []
@@ -124,7 +126,9 @@ class FakeQueues:
 
     async def poll(self, group: str, member_id: str, ask: Ask) -> list[Delivered]:
         found = self._member(group, member_id)
-        self.asked.append(ask)
+        async with self.polled:
+            self.asked.append(ask)
+            self.polled.notify_all()
         if not self.ready and ask.wait_ms:
             try:
                 async with asyncio.timeout(ask.wait_ms / 1000):
@@ -145,6 +149,11 @@ class FakeQueues:
 
     async def give_back(self, group: str, delivered: Sequence[Delivered]) -> None:
         self.returned += delivered
+        self.gave_back.set()
+
+    async def until_polled(self, count: int) -> None:
+        async with self.polled:
+            await self.polled.wait_for(lambda: len(self.asked) >= count)
 
     async def stored_offsets(self, group: str, topics: Sequence[str] | None) -> Offsets:
         offsets = self._group(group).offsets

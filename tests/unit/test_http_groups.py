@@ -208,8 +208,7 @@ def test_a_poll_waits_for_the_first_message_and_an_empty_one_is_no_error() -> No
         path = f"/groups/g/poll?member_id={member}"
         assert (await rest.get(f"{path}&timeout=10ms")).body == {"messages": []}
         waiting = asyncio.ensure_future(rest.get(f"{path}&timeout=30s"))
-        while len(rest.gateway.queues.asked) < 2:
-            await asyncio.sleep(0.001)
+        await rest.gateway.queues.until_polled(2)
         rest.gateway.queues.deliver("orders", 0, record(0))
         assert len((await waiting).body["messages"]) == 1
 
@@ -221,8 +220,7 @@ def test_polls_that_wait_leave_room_for_others() -> None:
         member = await joined(rest)
         path = f"/groups/g/poll?member_id={member}"
         waiting = [asyncio.ensure_future(rest.get(path)) for _ in range(2)]
-        while len(rest.gateway.queues.asked) < 2:
-            await asyncio.sleep(0.001)
+        await rest.gateway.queues.until_polled(2)
         answer = await rest.get(path)
         refused(answer, 429, "THROTTLED")
         assert "Retry-After" in answer.headers
@@ -237,15 +235,13 @@ def test_what_a_caller_who_hung_up_would_have_got_is_given_back() -> None:
     async def story(rest: Rest) -> None:
         member = await joined(rest)
         path = f"/groups/g/poll?member_id={member}"
-        reader, writer = await asyncio.open_connection("127.0.0.1", rest.port)
+        _, writer = await asyncio.open_connection("127.0.0.1", rest.port)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        while not rest.gateway.queues.asked:
-            await asyncio.sleep(0.001)
+        await rest.gateway.queues.until_polled(1)
         writer.transport.abort()
         await asyncio.sleep(0.05)
         rest.gateway.queues.deliver("orders", 0, record(0))
-        while not rest.gateway.queues.returned:
-            await asyncio.sleep(0.001)
+        await rest.gateway.queues.gave_back.wait()
         assert rest.gateway.queues.returned[0].receipt is not None
 
     served(story, QUICK)
