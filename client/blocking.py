@@ -18,6 +18,7 @@ from raftq.client import loop_thread
 from raftq.client.accumulator import RECORD_BYTES
 from raftq.client.admin import Admin as AsyncAdmin
 from raftq.client.base import Client
+from raftq.client.blocking_group import GroupVerbs
 from raftq.client.consumer import POLL_BYTES
 from raftq.client.consumer import Consumer as AsyncConsumer
 from raftq.client.options import (
@@ -184,8 +185,9 @@ class Producer(_Blocking):
         self._close(self._client.close(timeout))
 
 
-class Consumer(_Blocking):
-    """Reads records of assigned partitions: `with Consumer("127.0.0.1:7070") as consumer: ...`.
+class Consumer(GroupVerbs, _Blocking):
+    """Reads records of partitions that it is assigned, or that its group gives it:
+    `with Consumer("127.0.0.1:7070", group="billing", topics=["orders"]) as consumer: ...`.
 
     Settings are the fields of ConsumerOptions. One thread at a time.
     """
@@ -240,17 +242,25 @@ class Consumer(_Blocking):
     def _poll(self, take: Callable[[], list[T]], timeout: float) -> list[T]:
         if not self._polling.acquire(blocking=False):
             raise InvalidArgument("another thread polls this consumer")
+        group = self._client._group
+        found: list[T] = []
         try:
+            if group is not None:
+                group.begin_poll()
             deadline = perf_counter() + timeout
             while True:
                 if self._refusal is not None:
                     self._refuse()
+                if group is not None and group.is_wanted:
+                    self._come_back(group)
                 found = take()
                 left = deadline - perf_counter()
                 if found or left <= 0:
                     return found
                 self._positions.wait(left)
         finally:
+            if group is not None:
+                group.end_poll(found)
             self._polling.release()
 
 

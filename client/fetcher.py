@@ -158,7 +158,7 @@ class Fetcher:
             return False
         if part.fetch_offset is None:
             return part.start is not None
-        return self._has_room(part)
+        return not part.held and self._has_room(part)
 
     def _start(self, leader: Leader, parts: list[Assigned], work: Work) -> None:
         reserved = 0

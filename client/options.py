@@ -6,11 +6,12 @@ do with time is read from the event loop.
 """
 
 import random
+import re
 import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 from raftq.client.connection import ConnectionOptions
 from raftq.client.wire.codecs import CODECS
@@ -29,6 +30,8 @@ Address = tuple[str, int]
 Bootstrap = str | Sequence[str]
 Reset = Literal["earliest", "latest", "none"]
 Compression = Literal["none", "lz4", "zstd"]
+Rebalanced = Callable[[list[tuple[str, int]]], Any]
+NAME_MAX = 255
 
 
 def wall_clock_ms() -> int:
@@ -180,15 +183,79 @@ class ConsumerOptions(ClientOptions):
     """The same for all partitions together."""
     reset_grace_ms: int = 10_000
     """For how long a position past the end is taken for a new leader that still catches up."""
+    group: str = ""
+    """The group whose partitions this consumer shares; "" for one that assigns its own."""
+    topics: Sequence[str] = ()
+    """What the group's member reads."""
+    pattern: str = ""
+    """A regular expression: topics whose whole name matches are read too, now and later."""
+    auto_commit: bool = True
+    """Whether positions are stored by the consumer itself: what was handed out before the poll
+    that is under way."""
+    auto_commit_ms: int = 5_000
+    instance_id: str | None = None
+    """A name that stays the same over restarts: whoever comes back under it within the session
+    keeps its partitions."""
+    session_ms: int = 30_000
+    """A member from which nothing is heard for so long loses its partitions. Too short: a busy
+    member does; too long: those of a dead one wait."""
+    heartbeat_ms: int = 3_000
+    max_poll_ms: int = 300_000
+    """For how long a partition that is to be given up waits for the next poll."""
+    on_assigned: Rebalanced | None = None
+    """Called by a poll with the (topic, partition) that it may give records of from then on."""
+    on_revoked: Rebalanced | None = None
+    """Called by a poll with those that are being given up, before anybody else gets them."""
 
     def problems(self) -> Iterable[str]:
         yield from ClientOptions.problems(self)
         yield from at_least(self, 0, "fetch_wait_ms", "reset_grace_ms")
+        yield from at_least(self, 1, "auto_commit_ms", "max_poll_ms")
+        yield from group_problems(self)
+        if self.group and not self.topics and not self.pattern:
+            yield "a group needs topics or a pattern"
+        if not self.group and (self.topics or self.pattern or self.instance_id is not None):
+            yield "topics, pattern and instance_id need a group"
         yield from at_least(self, 1, "fetch_bytes", "prefetch_bytes_partition", "prefetch_bytes")
         if self.reset not in ("earliest", "latest", "none"):
             yield f"reset is 'earliest', 'latest' or 'none', not {self.reset!r}"
         if self.fetch_bytes > BATCH_BYTES_MAX:
             yield f"fetch_bytes is at most {BATCH_BYTES_MAX}"
+
+
+class GroupOptions(Protocol):
+    """What all members of groups have in their settings."""
+
+    @property
+    def group(self) -> str: ...
+    @property
+    def topics(self) -> Sequence[str]: ...
+    @property
+    def pattern(self) -> str: ...
+    @property
+    def instance_id(self) -> str | None: ...
+    @property
+    def session_ms(self) -> int: ...
+    @property
+    def heartbeat_ms(self) -> int: ...
+
+
+def group_problems(options: GroupOptions) -> Iterable[str]:
+    yield from at_least(options, 1, "heartbeat_ms", "session_ms")
+    if options.heartbeat_ms * 2 > options.session_ms:
+        yield "session_ms must be at least twice heartbeat_ms"
+    if not isinstance(options.group, str) or len(options.group) > NAME_MAX:
+        yield f"group must be text of at most {NAME_MAX} characters, not {options.group!r:.40}"
+    if isinstance(options.topics, str) or not all(
+        isinstance(topic, str) and topic for topic in options.topics
+    ):
+        yield f"topics must be a list of names, not {options.topics!r:.40}"
+    if options.instance_id is not None and not 0 < len(options.instance_id) <= NAME_MAX:
+        yield f"instance_id must be text of 1 to {NAME_MAX} characters"
+    try:
+        re.compile(options.pattern)
+    except (re.error, TypeError) as error:
+        yield f"pattern is no regular expression: {error}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +315,17 @@ class ConsumerSettings(ClientSettings, total=False):
     prefetch_bytes_partition: int
     prefetch_bytes: int
     reset_grace_ms: int
+    group: str
+    topics: Sequence[str]
+    pattern: str
+    auto_commit: bool
+    auto_commit_ms: int
+    instance_id: str | None
+    session_ms: int
+    heartbeat_ms: int
+    max_poll_ms: int
+    on_assigned: Rebalanced | None
+    on_revoked: Rebalanced | None
 
 
 class AdminSettings(ClientSettings, total=False):

@@ -23,6 +23,9 @@ from raftq.client.tasks import finish
 from raftq.client.wire.batch import Batch
 from raftq.client.wire.errors import InvalidArgument, RaftqError
 
+PAUSED = 1
+REVOKED = 2
+
 Key = tuple[str, int]
 Start = tuple[Literal["earliest", "latest", "time"], int]  # the number is for "time"
 
@@ -32,8 +35,8 @@ class Assigned:
 
     __slots__ = (
         "asked_at", "asking", "attempts", "batches", "buffered_bytes", "bytes_max", "doubtful",
-        "error", "fetch_offset", "high_watermark", "in_flight", "lost_since", "node", "partition",
-        "position", "rows", "rows_at", "start", "timer", "topic", "topic_id", "turn",
+        "error", "fetch_offset", "held", "high_watermark", "in_flight", "lost_since", "node",
+        "partition", "position", "rows", "rows_at", "start", "timer", "topic", "topic_id", "turn",
     )  # fmt: skip
 
     def __init__(self, topic: str, partition: int, bytes_max: int) -> None:
@@ -46,6 +49,7 @@ class Assigned:
         self.rows_at = 0
         self.error: RaftqError | None = None
         self.start: Start | None = None  # a position that still has to be asked for
+        self.held = 0  # PAUSED, REVOKED or both: nothing is fetched or handed out
         self.turn = 0
         self.fetch_offset: int | None = None
         self.in_flight: int | None = None  # the turn of the fetch that is under way
@@ -77,6 +81,7 @@ class Positions:
         self.parts: dict[Key, Assigned] = {}
         self.buffered_bytes = 0
         self.held = False  # the fetcher left a partition out because of full buffers
+        self.called = False  # whoever polls is wanted for something else first
         self._loop = loop
         self._wake = wake
         self._turn: deque[Assigned] = deque()  # whose turn it is
@@ -113,6 +118,26 @@ class Positions:
             part.error = None
             part.lost_since = None
             part.high_watermark = part.topic_id = None
+
+    def hold(self, part: Assigned, why: int) -> None:
+        """Hand out nothing of this one until it is let go on; what is buffered is thrown away."""
+        with self.lock:
+            part.held |= why
+            self._clear(part)
+            if part.position is not None:
+                part.fetch_offset = part.position
+            if why == REVOKED:
+                part.error = None
+
+    def let_go_on(self, part: Assigned, why: int) -> None:
+        with self.lock:
+            part.held &= ~why
+
+    def call(self) -> None:
+        """Whoever polls is wanted."""
+        with self.lock:
+            self.called = True
+        self.notify()
 
     def _clear(self, part: Assigned) -> None:
         part.turn += 1
@@ -155,7 +180,7 @@ class Positions:
     def wait(self, timeout_s: float) -> None:
         """Block this thread until there is something to take, or the consumer ends."""
         with self.lock:
-            if not any(part.batches or part.error for part in self._turn):
+            if not self.called and not any(part.batches or part.error for part in self._turn):
                 self.ready.wait(timeout_s)
 
     def take_records(self, records_max: int) -> list[Record]:

@@ -1,0 +1,70 @@
+"""Shell: the positions of a stream group, kept by the leaders of the partitions.
+
+`claim` fences all who owned a partition before and reads its position; `store` writes positions,
+and is refused for partitions that somebody else has claimed since. Both may be repeated.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from raftq.client.leaders import Answers, Leaders
+from raftq.client.positions import Key
+from raftq.client.wire.errors import RaftqError
+from raftq.client.wire.queue_messages import (
+    ReadOffset,
+    ReadOffsets,
+    ReadOffsetsReply,
+    StoredOffset,
+    StoreOffset,
+    StoreOffsets,
+    StoreOffsetsReply,
+)
+
+OUTSIDE = -1  # the owner epoch of one who is no member
+
+Stored = dict[Key, StoredOffset | RaftqError]
+
+
+class Offsets:
+    """The stored offsets of one group."""
+
+    def __init__(self, group: str, leaders: Leaders) -> None:
+        self._group = group
+        self._leaders = leaders
+
+    async def read(self, keys: Iterable[Key], timeout_s: float) -> Stored:
+        """What is stored, for whoever wants to know."""
+
+        def build(asked: list[Key]) -> ReadOffsets:
+            return ReadOffsets(self._group, "", tuple(ReadOffset(*key) for key in asked))
+
+        return await self._leaders.ask_each(list(keys), build, _read, timeout_s)
+
+    async def claim(self, epochs: Mapping[Key, int], member: str, timeout_s: float) -> Stored:
+        """Own these from now on: one attempt, which may be repeated."""
+
+        def build(asked: list[Key]) -> ReadOffsets:
+            rows = tuple(ReadOffset(*key, epochs[key]) for key in asked)
+            return ReadOffsets(self._group, member, rows)
+
+        return await self._leaders.ask_once(list(epochs), build, _read, timeout_s)
+
+    async def store(
+        self, offsets: Mapping[Key, int], epochs: Mapping[Key, int], member: str, timeout_s: float
+    ) -> Stored:
+        """Store these; answered when they are replicated."""
+
+        def build(asked: list[Key]) -> StoreOffsets:
+            rows = tuple(StoreOffset(*key, offsets[key], epochs.get(key, OUTSIDE)) for key in asked)
+            return StoreOffsets(self._group, member, rows)
+
+        return await self._leaders.ask_each(list(offsets), build, _read, timeout_s)
+
+
+def _read(reply: ReadOffsetsReply | StoreOffsetsReply) -> Answers[StoredOffset]:
+    return [((one.topic, one.partition), one.error, one) for one in reply.offsets]
+
+
+def first_error(stored: Stored) -> RaftqError | None:
+    """The error of the first partition that has one; those of fencing before others."""
+    errors = [one for one in stored.values() if isinstance(one, RaftqError)]
+    return min(errors, key=lambda error: error.retriable, default=None)
