@@ -32,6 +32,8 @@ class Member:
     epoch: int
     """Grows with every process that goes on as this member."""
     instance_id: str
+    process: str
+    """The id that its process chose for itself when it joined, if it did."""
     client_id: str
     host: str
     session_ms: int
@@ -46,11 +48,11 @@ class Member:
         self.heard_at = now
         self.expires_at = max(self.expires_at, now + self.session_ms / 1000)
 
-    def facts(self) -> tuple[str, int, str, str, str, int, tuple[str, ...], str]:
+    def facts(self) -> tuple[str, int, str, str, str, str, int, tuple[str, ...], str]:
         """What records have of it."""
         return (
-            self.member_id, self.epoch, self.instance_id, self.client_id, self.host,
-            self.session_ms, self.topics, self.pattern,
+            self.member_id, self.epoch, self.instance_id, self.process, self.client_id,
+            self.host, self.session_ms, self.topics, self.pattern,
         )  # fmt: skip
 
     def record(self, group: str, mode: Mode, generation: int) -> MemberPut:
@@ -119,8 +121,8 @@ class Group:
     def _put(self, record: MemberPut) -> None:
         known = self.members.get(record.member_id)
         member = Member(
-            record.member_id, record.epoch, record.instance_id, record.client_id, record.host,
-            record.session_ms, record.topics, record.pattern,
+            record.member_id, record.epoch, record.instance_id, record.process, record.client_id,
+            record.host, record.session_ms, record.topics, record.pattern,
         )  # fmt: skip
         if known is not None:
             member.heard_at, member.expires_at = known.heard_at, known.expires_at

@@ -45,6 +45,7 @@ class MemberPut(GroupRecord):
     member_id: str
     epoch: int
     instance_id: str
+    process: str
     client_id: str
     host: str
     session_ms: int

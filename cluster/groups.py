@@ -262,16 +262,19 @@ class Groups:
         if known is not None:
             if known.instance_id != message.instance_id:
                 raise InvalidArgument(f"group {group.name!r} has another member {member_id!r}")
-            # Without an instance it is a member whose answer was lost, and that asks again.
-            is_other = bool(known.instance_id)
-            member = replace(known, host=host, client_id=message.client_id)
+            # One that names itself is the same process, whose answer was lost, and asks again.
+            is_other = not message.member_id or message.member_id != known.process
+            member = replace(
+                known, process=message.member_id, client_id=message.client_id, host=host
+            )
             member.epoch += is_other
             return self._put(group, member, message, group.generation + is_other)
         if len(group.members) >= self.config.members_max:
             raise Throttled(f"group {group.name!r} has {len(group.members)} members already")
         if not member_id:
             member_id = f"{message.client_id[:200] or 'member'}-{self.rng.getrandbits(64):016x}"
-        member = Member(member_id, 1, message.instance_id, message.client_id, host, 0, (), "")
+        names = (message.instance_id, message.member_id, message.client_id, host)
+        member = Member(member_id, 1, *names, session_ms=0, topics=(), pattern="")
         return self._put(group, member, message, group.generation)
 
     def _put(

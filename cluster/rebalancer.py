@@ -150,7 +150,8 @@ class Ownership:
         for slot, (member, epoch) in self.owner.items():
             assert self._owned[member][slot] == epoch <= self.generation, slot
             assert (slot in self.revoked) == (self.target.get(slot) != member), slot
-            assert epoch < self.revoked.get(slot, epoch + 1) <= self.generation, slot
+            if slot in self.revoked:
+                assert epoch < self.revoked[slot] <= self.generation, slot
         assert sum(map(len, self._owned.values())) == len(self.owner)
         promised = [(slot, member) for member, slots in self._promised.items() for slot in slots]
         assert dict(promised) == {

@@ -128,6 +128,7 @@ class Coordinator:
         self.core = Groups(config, rng)
         self.ready: asyncio.Future[None] = led.loop.create_future()
         """Done when the log has been read."""
+        self.snapshot_bytes_min = SNAPSHOT_BYTES_MIN
         self._loop = led.loop
         self._wall_ms = wall_ms
         self._counts = counts
@@ -418,7 +419,7 @@ class Coordinator:
         for future, _ in answers:
             self._in_flight[future] = None
         self.led.data.replicated(end).add_done_callback(partial(self._replicated, answers))
-        if self._log_bytes >= max(SNAPSHOT_BYTES_MIN, 4 * self._snapshot_bytes):
+        if self._log_bytes >= max(self.snapshot_bytes_min, 4 * self._snapshot_bytes):
             self._snapshot()
 
     def _append(self) -> int:

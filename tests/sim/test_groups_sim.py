@@ -1,0 +1,58 @@
+"""Groups under random faults: no partition has two owners, and everything comes to rest.
+
+`RAFTQ_SIM_SEED=17` runs one seed, `RAFTQ_SIM_SEEDS=5000` that many; `RAFTQ_SIM_STORY=1` prints what
+happened.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from groupsim import simulate
+from replay import replayable, seeds
+
+SEEDS_PER_TEST = 25
+TEST = "test_no_partition_has_two_owners_and_the_group_comes_to_rest"
+
+
+def chunks() -> list[list[int]]:
+    wanted = list(seeds(400))
+    return [wanted[at : at + SEEDS_PER_TEST] for at in range(0, len(wanted), SEEDS_PER_TEST)]
+
+
+@pytest.mark.parametrize("group", chunks(), ids=lambda group: f"{group[0]}-{group[-1]}")
+def test_no_partition_has_two_owners_and_the_group_comes_to_rest(group: list[int]) -> None:
+    takeovers = moves = 0
+    for seed in group:
+        with replayable(TEST, seed):
+            world = simulate(seed, story="RAFTQ_SIM_STORY" in os.environ)
+        takeovers += world.takeovers
+        moves += world.moves
+    if len(group) == SEEDS_PER_TEST:
+        assert takeovers > 1.5 * len(group), "coordinators were replaced"
+        assert moves > 10 * len(group), "partitions changed hands"
+
+
+def test_the_same_seed_gives_the_same_trace() -> None:
+    """Also in another process, where sets of strings have another order."""
+    mine = simulate(3).loop.trace_hash()
+    here = Path(__file__).parent
+    program = (
+        "import sys\n"
+        f"sys.path[:0] = [{str(here)!r}, {str(here.parent / 'fakes')!r}]\n"
+        "from groupsim import simulate\n"
+        "print(simulate(3).loop.trace_hash())\n"
+    )
+    for hash_seed in ("1", "2"):
+        found = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert found.stdout.strip() == mine
+    assert simulate(4).loop.trace_hash() != mine
