@@ -1,16 +1,19 @@
 """Reads the batches that hold leased records, each once, and says what is in them. (Shell.)
 
-Works per batch: a header is looked at, and only where a batch has expiries or gaps, or is mostly
-not leased, its columns. Whole batches are handed on as they are stored, for whoever decodes them to
-check. A batch of which less than half is leased is cut: many workers that take ten records each
-from batches of a thousand must not be sent a hundred times what they take. The batch that was cut
-last is kept per lane, because the next lease goes on in it.
+Works per batch: header and checksum are looked at, and only where a batch has expiries or gaps, or
+is mostly not leased, its columns. What fails its checksum is not handed out: a worker could only
+fail on it until its attempts are spent. Whole batches are handed on as they are stored. A batch of
+which less than half is leased is cut: many workers that take ten records each from batches of a
+thousand must not be sent a hundred times what they take. The batch that was cut last is kept per
+lane, because the next lease goes on in it.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
+
+from crc32c import crc32c
 
 from raftq.client.wire.batch import (
     FLAG_CONTROL,
@@ -24,6 +27,7 @@ from raftq.client.wire.batch import (
 )
 from raftq.client.wire.cutting import cut_batch
 from raftq.client.wire.errors import CorruptBatch, OffsetOutOfRange
+from raftq.client.wire.layout import CRCS_AT, REST_AT
 from raftq.node.storage.log import Log
 
 Ranges = list[tuple[int, int]]
@@ -37,8 +41,8 @@ GAP_BYTES_MAX = 64 * 1024
 """Ranges that are this near to each other are read together, with what is between them."""
 _LOOK_INSIDE = FLAG_CONTROL | FLAG_OFFSET_DELTAS | FLAG_EXPIRIES
 
-# magic, length, base_offset | flags, lane, count, span | base_timestamp
-_HEADER = Struct("<2s2xIq12xHBxII16xq")
+# magic, length, base_offset | stamp_crc, crc, flags, lane, count, span | base_timestamp
+_HEADER = Struct("<2s2xIq4xIIHBxII16xq")
 
 
 @dataclass(slots=True)
@@ -66,24 +70,32 @@ class Covered:
 class _Found:
     """One batch of a chunk."""
 
-    __slots__ = ("base", "batch", "chunk", "count", "end", "flags", "lane", "length", "position",
-                 "timestamp")  # fmt: skip
+    __slots__ = ("_crcs", "base", "batch", "chunk", "count", "end", "flags", "lane", "length",
+                 "position", "timestamp")  # fmt: skip
 
     def __init__(self, chunk: bytes, position: int) -> None:
         if len(chunk) - position < HEADER_BYTES:
             raise CorruptBatch(f"{len(chunk) - position} bytes are left where a header is due")
         (
-            magic, self.length, self.base, self.flags, self.lane, self.count, span, self.timestamp,
+            magic, self.length, self.base, stamp_crc, crc, self.flags, self.lane, self.count, span,
+            self.timestamp,
         ) = _HEADER.unpack_from(chunk, position)  # fmt: skip
         if magic != MAGIC or not HEADER_BYTES <= self.length <= len(chunk) - position or span < 1:
             raise CorruptBatch(f"no batch where one is due, {position} bytes into what was read")
         self.end = self.base + span
         self.chunk = chunk
         self.position = position
+        self._crcs = (stamp_crc, crc)
         self.batch: Batch | None = None
 
     def view(self) -> memoryview:
         return memoryview(self.chunk)[self.position : self.position + self.length]
+
+    def check(self) -> None:
+        """Raise CorruptBatch unless the bytes are those that were written."""
+        view = self.view()
+        if (crc32c(view[:CRCS_AT]), crc32c(view[REST_AT:])) != self._crcs:
+            raise CorruptBatch(f"the batch at offset {self.base} fails its checksum")
 
     def decoded(self) -> Batch:
         """The batch with its checksum checked; its body is kept once it is decompressed."""
@@ -177,6 +189,7 @@ class Coverer:
                     break  # the chunk is further on than this
                 self._position += found.length
                 if offset < found.end:
+                    found.check()
                     return found
             guess = int((end - offset) * self.bytes_per_record * 1.1)
             guess = max(min(guess, bytes_max, READ_BYTES_MAX), READ_BYTES_MIN)
@@ -184,8 +197,9 @@ class Coverer:
             found = _Found(self._chunk, 0)
             if not found.base <= offset < found.end:
                 raise CorruptBatch(f"no batch with offset {offset} where it is due")
+            found.check()
         except CorruptBatch as error:
-            covered.error = error
+            covered.error = self._examined(offset, error)
         except OffsetOutOfRange:
             pass  # retention took it since it was leased
         else:
@@ -193,6 +207,14 @@ class Coverer:
             return found
         self._chunk, self._position = b"", 0
         return None
+
+    def _examined(self, offset: int, error: CorruptBatch) -> CorruptBatch:
+        """Have the log find out what is damaged, so that it can be passed over and repaired."""
+        try:
+            self._log.batch_at(offset)
+        except CorruptBatch as found:
+            return found
+        return error
 
     def _take(self, covered: Covered, found: _Found, parts: Ranges, bytes_max: int) -> bool:
         """Add the leased parts of a batch; False when there is no room for it any more."""

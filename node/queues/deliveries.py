@@ -10,7 +10,7 @@ resets and pauses are believed, and what is not settled is delivered again.
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from raftq.client.wire.errors import InvalidArgument
 from raftq.cluster.topic_config import TopicConfig
@@ -74,6 +74,8 @@ class Deliveries:
     def __init__(self, led: Led, ledger: Ledger, rng: random.Random, now: float) -> None:
         self.groups: dict[str, Group] = {}
         self.damaged = False
+        self.on_change: Callable[[Group], None] = lambda group: None
+        """Called when a group may have a new deadline, more room or more to give."""
         self._led = led
         self._ledger = ledger
         self._rng = rng
@@ -105,6 +107,9 @@ class Deliveries:
         """Apply entries and write them, and other ledger records with them."""
         for entry in entries:
             self._apply(entry)
+            group = self.groups.get(entry[1])
+            if group is not None:
+                self.on_change(group)
         return self.record(entries, also)
 
     def record(
@@ -151,6 +156,7 @@ class Deliveries:
         found = self.groups.get(group)
         if found is not None:
             found.core.spare(letters, retry_at)
+            self.on_change(found)
 
     def _apply(self, entry: Entry) -> None:
         kind, name = entry[0], entry[1]

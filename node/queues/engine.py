@@ -51,21 +51,21 @@ class QueueTools:
 
 
 class Engine:
-    """See the module's docstring. `changed` is called when a group may have a new deadline."""
+    """See the module's docstring."""
 
     def __init__(
         self,
         led: Led,
         tools: QueueTools,
         on_lost: Callable[[RaftqError], None],
-        changed: Callable[[Group], None],
+        on_change: Callable[[Group], None],
     ) -> None:
         assert led.ledger is not None, f"{led.place} has no ledger"
         self.led = led
         self.tools = tools
-        self.changed = changed
         self.ledger = Ledger(led.ledger, led.loop, on_lost, tools.give_room)
         self.deliveries = Deliveries(led, self.ledger, tools.rng, self.now())
+        self.deliveries.on_change = on_change
         self.offsets = StoredOffsets(self.ledger)
         self.transfers = tools.make_transfers(led, self.ledger, self.deliveries)
         self.coverer = Coverer(led.data.log)
@@ -124,4 +124,4 @@ class Engine:
             if entries:
                 self.deliveries.write(entries)
             self.bury(group, letters)
-        self.changed(group)
+        self.deliveries.on_change(group)

@@ -113,7 +113,7 @@ def _deliver(
     if covered.error is not None:
         logger.error("partition=%s event=unreadable error=%s", engine.led.place, covered.error)
         engine.tools.report_damage(engine.led.place, DATA, covered.error)
-    engine.changed(group)
+    engine.deliveries.on_change(group)
     held = _held_ranges(grants, covered)
     if len(held) > ITEMS_MAX:
         rest = [(one.nonce, one.start, one.end) for one in held[ITEMS_MAX:]]
@@ -234,4 +234,3 @@ def give_back(engine: Engine, leased: Leased) -> None:
     ]
     if held:
         engine.deliveries.write([group.core.release(held, now)])
-        engine.changed(group)

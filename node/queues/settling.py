@@ -69,8 +69,6 @@ def settle(engine: Engine, message: Settle) -> Settled:
         entry = _entry(group, message.verb, decided)
     waits = [engine.ledger.barrier() if entry is None else engine.deliveries.write([entry])]
     waits += engine.bury(group, decided.letters, message.error)
-    if entry is not None or decided.letters:
-        engine.changed(group)
     dead = sum(letter.end - letter.start for letter in decided.letters)
     return Settled(tuple(decided.errors), waits, dead, decided.due)
 

@@ -51,7 +51,6 @@ def steer(engine: Engine, message: SteerGroup) -> tuple[SteerGroupReply, Waits]:
     if found is not None:
         count = unsettled(found.core)
         waits.append(engine.deliveries.write([found.core.reset(offset)]))
-        engine.changed(found)
     if found is None or name in engine.offsets.positions:
         waits.append(engine.offsets.place(name, offset))
     return SteerGroupReply(offset, count), waits
