@@ -94,8 +94,16 @@ class Lease:
 LeaseKey = tuple[str, Partition, int]
 
 
-def leases_of(history: History) -> dict[LeaseKey, list[Lease]]:
-    """Every record of every group, with its leases in the order they were granted."""
+SKEW_S_SMALL = 0.1
+
+
+def leases_of(history: History, rules: Rules) -> dict[LeaseKey, list[Lease]]:
+    """Every record of every group, with its leases in the order they were granted.
+
+    Where the nodes' clocks disagree that is told from when they arrived, and those that arrived
+    when their time was over are left out: another may have overtaken them.
+    """
+    clocks_agree = rules.skew_s <= SKEW_S_SMALL
     found: dict[LeaseKey, list[Lease]] = {}
     by_receipt: dict[tuple[LeaseKey, str], Lease] = {}
     for one in history.of(Delivery):
@@ -106,8 +114,12 @@ def leases_of(history: History) -> dict[LeaseKey, list[Lease]]:
         key = (said.group, said.place, said.offset)
         if (known := by_receipt.get((key, said.receipt))) is not None:
             known.said.append(said)
-    for leases in found.values():
-        leases.sort(key=lambda one: (one.delivery.granted, one.delivery.attempt))
+    for key, leases in found.items():
+        if clocks_agree:
+            leases.sort(key=lambda one: (one.delivery.granted, one.delivery.attempt))
+        else:
+            in_time = [one for one in leases if one.delivery.at < one.delivery.deadline]
+            found[key] = sorted(in_time, key=lambda one: one.delivery.at)
     return found
 
 
@@ -177,7 +189,7 @@ def check_times(history: History, rules: Rules) -> Iterator[Anomaly]:
 def check_leases(history: History, final: Final, rules: Rules) -> Iterator[Anomaly]:
     """One holder at a time, none after the end, and every attempt counts."""
     kept = {(place, offset): value for place, rows in final.logs.items() for offset, value in rows}
-    for (_, place, offset), leases in leases_of(history).items():
+    for (_, place, offset), leases in leases_of(history, rules).items():
         for at, lease in enumerate(leases):
             one = lease.delivery
             if kept.get((place, offset), one.value) != one.value:
@@ -190,9 +202,12 @@ def check_leases(history: History, final: Final, rules: Rules) -> Iterator[Anoma
 
 def _check_next(earlier: list[Lease], lease: Lease, rules: Rules) -> Iterator[Anomaly]:
     one = lease.delivery
+    began = one.granted + rules.skew_s
+    if rules.skew_s > SKEW_S_SMALL:
+        began = one.at
     for before in earlier:
         end = before.alive_until(rules.skew_s)
-        if one.granted + rules.skew_s < end:
+        if began < end:
             text = f"{one} while {before.delivery} is alive until {end:.3f}"
             yield Anomaly("two holders", text)
         done = [said for said in before.ends_it(rules) if said.status == "ok"]
@@ -206,7 +221,7 @@ def _check_next(earlier: list[Lease], lease: Lease, rules: Rules) -> Iterator[An
 
 def check_drained(history: History, final: Final, rules: Rules) -> Iterator[Anomaly]:
     """A queue that is empty has been emptied by somebody."""
-    leases = leases_of(history)
+    leases = leases_of(history, rules)
     ends = {(one.topic, one.value): one.expires_at for one in history.of(Publish)}
     dead = {(one.group, (one.topic, one.partition), one.offset) for one in final.letters}
     for group, topics in final.drained.items():
@@ -216,7 +231,7 @@ def check_drained(history: History, final: Final, rules: Rules) -> Iterator[Anom
             for offset, value in rows:
                 key = (group, place, offset)
                 settled = key in dead or ends.get((place[0], value))
-                if key in leases:
+                if leases.get(key):
                     # Only the last one counts: what was said about an earlier one was refused.
                     settled = settled or any(True for _ in leases[key][-1].ends_it(rules))
                 if not settled:
@@ -228,14 +243,14 @@ def check_letters(history: History, final: Final, rules: Rules) -> Iterator[Anom
     letters: dict[LeaseKey, list[Letter]] = {}
     for one in final.letters:
         letters.setdefault((one.group, (one.topic, one.partition), one.offset), []).append(one)
-    leases = leases_of(history)
+    leases = leases_of(history, rules)
     back = _sent_back(history)
     for key, copies in letters.items():
         if len(copies) > 1:
             yield Anomaly("two letters", f"of {key}: {copies}")
         yield from _check_letter(copies[0], leases.get(key, []))
     for key, held in leases.items():
-        if key in letters or (key[1][0], held[-1].delivery.value) in back:
+        if key in letters or not held or (key[1][0], held[-1].delivery.value) in back:
             continue
         for lease in held:
             for said in lease.ends_it(rules):

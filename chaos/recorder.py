@@ -266,18 +266,15 @@ class Recorder(Client):
 async def publish(producer: Producer, history: History, clock: Clock, noted: Publish) -> Publish:
     """Send what is noted and wait for its end."""
     history.add(noted)
-    extra: dict[str, float] = {}
-    if noted.deliver_at:
-        extra["deliver_at"] = noted.deliver_at * 1000
-    if noted.expires_at:
-        extra["ttl"] = noted.expires_at - max(noted.deliver_at, clock())
+    ttl = noted.expires_at - max(noted.deliver_at, clock()) if noted.expires_at else None
     try:
         delivery = await producer.send(
             noted.topic,
             noted.value.encode(),
             partition=noted.partition,
             priority=noted.priority,
-            **extra,
+            deliver_at=noted.deliver_at * 1000 or None,
+            ttl=ttl,
         )
         appended = await delivery
     except RaftqError as error:

@@ -1,0 +1,96 @@
+"""Queue workers that do everything a worker can do, well and badly, by a seeded chance. (Shell.)
+
+Records whose value begins with `poison` are never done well: they end as dead letters. A worker
+that is cancelled leaves what it holds as it is, as a killed process does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from raftq.chaos.history import Delivery, Partition, Verb
+from raftq.chaos.recorder import Recorder
+from raftq.client.tasks import pause
+
+POISON = "poison"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """How often a worker does what, of a hundred deliveries; the rest is acknowledged."""
+
+    nack: int = 10
+    postpone: int = 5
+    release: int = 4
+    reject: int = 3
+    hold: int = 4
+    """It says nothing, and the lease runs out."""
+    extend: int = 5
+    """Before it is acknowledged."""
+    lease_s: float = 1.5
+    wait_s: float = 0.5
+    records_max: int = 8
+    work_s: float = 0.02
+    """How long a batch of records takes."""
+
+
+ONLY_ACK = Habits(nack=0, postpone=0, release=0, reject=0, hold=0, extend=0)
+
+
+class QueueWorker:
+    """Works until it is cancelled, or until `stopping` is set and nothing is left of its batch."""
+
+    def __init__(
+        self, recorder: Recorder, places: Sequence[Partition], habits: Habits, rng: Random
+    ) -> None:
+        self.recorder = recorder
+        self.stopping = False
+        self._places = places
+        self._habits = habits
+        self._rng = rng
+
+    async def run(self) -> None:
+        habits = self._habits
+        while not self.stopping:
+            given = await self.recorder.lease(
+                self._places, habits.records_max, habits.lease_s, habits.wait_s
+            )
+            if not given:
+                await pause(0.05)  # for a leader that is not there would be asked at once again
+                continue
+            await pause(self._rng.uniform(0, 2 * habits.work_s))
+            await self._handle(given)
+
+    async def _handle(self, given: list[Delivery]) -> None:
+        decided: dict[tuple[Partition, str], list[Delivery]] = {}
+        for one in given:
+            decided.setdefault((one.place, self._decide(one)), []).append(one)
+        for (_, decision), deliveries in decided.items():
+            await self._say(decision, deliveries)
+
+    def _decide(self, one: Delivery) -> str:
+        habits = self._habits
+        choices = ("nack", "postpone", "release", "reject", "hold", "extend")
+        if one.value.startswith(POISON):
+            choices = ("nack", "nack", "nack", "reject", "hold")
+            return self._rng.choice(choices)
+        drawn = self._rng.randrange(100)
+        for choice in choices:
+            drawn -= getattr(habits, choice)
+            if drawn < 0:
+                return choice
+        return "ack"
+
+    async def _say(self, decision: str, deliveries: list[Delivery]) -> None:
+        settle = self.recorder.settle
+        delays = {"nack": 0.1, "postpone": 0.1, "extend": self._habits.lease_s}
+        verbs: dict[str, Verb] = {
+            "nack": "nack", "postpone": "postpone", "release": "release", "reject": "reject",
+            "extend": "extend", "ack": "ack",
+        }  # fmt: skip
+        verb = verbs.get(decision)
+        if verb is None:
+            return
+        await settle(deliveries, verb, delays.get(decision), "by chance")
+        if decision == "extend":
+            await settle(deliveries, "ack")

@@ -1,0 +1,209 @@
+"""Queue workers of the simulated cluster: real producers, workers that note everything, deaths.
+
+Every client is a process on a machine of its own. Workers die and others come in their place; what
+they held is left to its lease. The nodes' clocks disagree by up to four seconds, so leases are
+longer than that, and so is what the checkers forgive.
+"""
+
+import asyncio
+from random import Random
+from typing import Any
+
+from simcluster import WALL_MS, SimCluster
+from simloop import Process
+
+from raftq.chaos.history import Final, History, Letter, Partition, Publish
+from raftq.chaos.recorder import Recorder, publish
+from raftq.chaos.workers import POISON, Habits, QueueWorker
+from raftq.client.producer import Producer
+from raftq.client.wire.errors import RaftqError
+from raftq.client.wire.queue_messages import DescribeQueue
+
+GROUP = "g"
+SKEW_S = 4.1
+HABITS = Habits(lease_s=6.0, wait_s=0.4, work_s=0.1)
+
+
+class QueueWorkload:
+    """The clients of one simulation of queues."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self._cluster = cluster
+        self._loop = cluster.loop
+        self._plan = cluster.plan
+        self.rng = Random(f"queue workload {cluster.plan.seed}")
+        self.history = History()
+        self.places: list[Partition] = [
+            (topic.name, number)
+            for topic in self._plan.topics
+            for number in range(topic.partitions)
+        ]
+        self.producing: list[asyncio.Task[None]] = []
+        self._workers: list[tuple[Process, QueueWorker, asyncio.Task[None]]] = []
+        self._born = 0
+        self._asked: Recorder | None = None
+
+    def clock(self) -> float:
+        return WALL_MS / 1000 + self._loop.time()
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        return {
+            "name": name,
+            "connect_ms": 1_000,
+            "request_ms": 3_000,
+            "bootstrap_ms": 100_000,
+            "rng": Random(f"{name} {self._plan.seed}"),
+            "wall_ms": lambda: int(self.clock() * 1000),
+        }
+
+    def start(self) -> None:
+        for at in range(self._plan.producers):
+            name = f"producer-{at}"
+            process = self._cluster.client(name)
+            self.producing.append(process.spawn(self._produce(name)))
+        for _ in range(self.rng.randint(2, 4)):
+            self._hire()
+
+    def _hire(self) -> None:
+        self._born += 1
+        name = f"worker-{self._born}"
+        process = self._cluster.client(name)
+        recorder = Recorder(
+            self._plan.bootstrap, self.history, GROUP, self.clock, **self._settings(name)
+        )
+        worker = QueueWorker(recorder, self.places, HABITS, Random(f"{name} {self._plan.seed} w"))
+        task = process.spawn(worker.run())
+        self._workers.append((process, worker, task))
+
+    def replace_one(self) -> None:
+        """kill -9 of a worker, and another one begins."""
+        process, _, _ = self._workers.pop(self.rng.randrange(len(self._workers)))
+        self._loop.trace(f"kill {process.name}")
+        process.kill()
+        self._hire()
+
+    async def misfortune(self) -> None:
+        """Workers die now and then, while faults happen."""
+        end = self._loop.time() + self._plan.faults_s
+        while self._loop.time() < end:
+            await asyncio.sleep(self.rng.uniform(0.5, 4.0))
+            self.replace_one()
+
+    async def _produce(self, name: str) -> None:
+        rng = Random(f"{name} {self._plan.seed} sends")
+        producer = Producer(
+            self._plan.bootstrap,
+            **self._settings(name),
+            linger_ms=rng.choice((0, 5, 50)),
+            delivery_timeout_ms=100_000,
+            max_block_ms=100_000,
+            stall_ms=500,
+        )
+        pause_s = self._plan.faults_s / self._plan.records
+        async with producer, asyncio.TaskGroup() as group:
+            for number in range(self._plan.records):
+                topic, partition = rng.choice(self.places)
+                kind = POISON if rng.random() < 0.04 else "v"
+                noted = Publish(
+                    client=name,
+                    topic=topic,
+                    partition=partition,
+                    at=self.clock(),
+                    value=f"{kind} {name} {number}",
+                    priority=rng.randrange(5),
+                )
+                group.create_task(publish(producer, self.history, self.clock, noted))
+                if rng.random() < 0.7:
+                    await asyncio.sleep(rng.uniform(0, 2 * pause_s))
+
+    # The end.
+
+    def check_alive(self) -> None:
+        for _, _, task in self._workers:
+            if task.done():
+                task.result()
+
+    async def until_drained(self, seconds: float) -> None:
+        """Nothing is left to do for the group, anywhere."""
+        process = self._cluster.client("overseer")
+        await process.spawn(self._until_drained(seconds))
+
+    async def _until_drained(self, seconds: float) -> None:
+        end = self._loop.time() + seconds
+        settings = self._settings("overseer")
+        overseer = Recorder(self._plan.bootstrap, self.history, GROUP, self.clock, **settings)
+        async with overseer:
+            left = list(self.places)
+            while left:
+                self.check_alive()
+                place = left[0]
+                state = await self._state(overseer, place)
+                if state == "empty":
+                    left.pop(0)
+                    continue
+                if self._loop.time() > end:
+                    raise AssertionError(
+                        f"{place} is not drained in {seconds} s: {state}\n"
+                        f"{self._cluster.describe()}"
+                    )
+                await asyncio.sleep(0.3)
+
+    async def _state(self, overseer: Recorder, place: Partition) -> str:
+        try:
+            reply = await overseer.ask(place, DescribeQueue(*place, GROUP))
+        except RaftqError as error:
+            return repr(error)
+        if not reply.message.groups:
+            return "empty" if not reply.message.high_watermark else "nobody has leased there yet"
+        (one,) = reply.message.groups
+        if one.unsettled or one.in_flight or one.waiting:
+            return repr(one)
+        return "empty"
+
+    async def stop(self) -> None:
+        for _, worker, _ in self._workers:
+            worker.stopping = True
+        await asyncio.wait([task for _, _, task in self._workers], timeout=60.0)
+        self.check_alive()
+
+    def final(self) -> Final:
+        made = Final(drained={GROUP: [topic.name for topic in self._plan.topics]})
+        for topic, number, _ in self._cluster.consensus.state.all_partitions():
+            if topic.name.endswith(".dlq"):
+                made.letters += [
+                    _letter(headers, value)
+                    for _, value, headers in self._records(topic.name, number)
+                ]
+            elif not topic.name.startswith("__"):
+                made.logs[topic.name, number] = [
+                    (offset, value.decode())
+                    for offset, value, _ in self._records(topic.name, number)
+                ]
+        return made
+
+    def _records(self, topic: str, number: int) -> list[tuple[int, bytes, dict[str, bytes]]]:
+        """Of the leader's log."""
+        state = self._cluster.consensus.state.partition(topic, number)
+        assert state is not None
+        assert state.leader is not None
+        node = self._cluster.nodes[state.leader].node
+        assert node is not None
+        log = node.partitions.of(topic, number).log
+        return [
+            row
+            for batch in log.batches(log.start_offset)
+            for row in zip(batch.offsets(), batch.values(), batch.headers(), strict=True)
+        ]
+
+
+def _letter(headers: dict[str, bytes], value: bytes) -> Letter:
+    facts = {name.removeprefix("x-dlq-"): text.decode() for name, text in headers.items()}
+    return Letter(
+        topic=facts["topic"],
+        partition=int(facts["partition"]),
+        offset=int(facts["offset"]),
+        group=facts["group"],
+        value=bytes(value).decode(),
+        attempts=int(facts["attempts"]),
+        reason=facts["reason"],
+    )
