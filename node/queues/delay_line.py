@@ -22,7 +22,7 @@ in the same turn: so one of them wins, and a cancel is answered when it is repli
 
 The strand's beginning goes as soon as nothing below is pending. When most of the strand is done but
 some of its beginning is not, the pending records of the first segment are stored again at the end,
-so that the strand is at most a small multiple of what is pending (reclaim.py).
+so that the strand is at most a small multiple of what is pending (delay_reclaim.py).
 """
 
 import asyncio
@@ -32,9 +32,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from raftq.client.tasks import Tasks, let_others_run
+from raftq.client.tasks import Tasks, let_others_run, pause
 from raftq.client.wire.batch import Batch, encode
 from raftq.client.wire.errors import (
+    CorruptBatch,
     DiskFull,
     NotEnoughReplicas,
     NotLeader,
@@ -53,7 +54,7 @@ from raftq.node.queues.delay_marks import (
     seen,
 )
 from raftq.node.queues.delay_reclaim import Reclaim
-from raftq.node.queues.delayed_records import DelayedRecords
+from raftq.node.queues.scattered import ScatteredRecords
 
 logger = logging.getLogger(__name__)
 
@@ -101,14 +102,21 @@ class Counts:
 class DelayLine:
     """See the module's docstring. Good for one epoch."""
 
-    def __init__(self, led: Led, wall_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        led: Led,
+        wall_ms: Callable[[], int],
+        on_damage: Callable[[CorruptBatch], None] = lambda error: None,
+        on_broken: Callable[[BaseException], None] | None = None,
+    ) -> None:
         assert led.delays is not None, led.place
         self.led = led
         self.counts = Counts()
         self.book = DelayBook()
         self._delays: ReplicatedLog = led.delays
         self._wall_ms = wall_ms
-        self._records = DelayedRecords(self._delays.log)
+        self._on_broken = on_broken
+        self._records = ScatteredRecords(self._delays.log, on_damage)
         self._reclaim = Reclaim(self._delays, self.book, self._records)
         # What comes after these ends is this leader's own doing.
         self._began = (self._delays.log.end_offset, led.data.log.end_offset)
@@ -234,7 +242,8 @@ class DelayLine:
 
     async def _run(self) -> None:
         try:
-            await self._take_over()
+            while not await self._took_over():
+                await pause(FULL_S)
             while self.led.active:
                 delay = self._turn()
                 if delay > 0:
@@ -243,6 +252,18 @@ class DelayLine:
                     await let_others_run()
         except NotLeader:
             self.stop()
+        except Exception as error:
+            if self._on_broken is None:
+                raise
+            self._on_broken(error)
+
+    async def _took_over(self) -> bool:
+        try:
+            await self._take_over()
+        except DiskFull as error:
+            logger.warning("partition=%s delays wait: %s", self.led.place, error)
+            return False
+        return True
 
     async def _take_over(self) -> None:
         led, delays = self.led, self._delays
@@ -256,6 +277,7 @@ class DelayLine:
             await let_others_run()
         self._seen_end = rebuilt.seen_end
         self._remember_cancelled(rebuilt.cancelled)
+        self._out.clear()
         for ids, base, end in rebuilt.unmarked:
             self._out.append(Out(ids, base, end, 0))
         await self._make_whole(rebuilt)

@@ -24,7 +24,7 @@ from raftq.client.wire.errors import DiskFull, RaftqError
 from raftq.client.wire.record import Record
 from raftq.node.delays.book import DelayBook
 from raftq.node.leading import ReplicatedLog
-from raftq.node.queues.delayed_records import DelayedRecords
+from raftq.node.queues.scattered import ScatteredRecords
 from raftq.node.storage.log import Log
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ UNREADABLE_PLANS = 60
 class Reclaim:
     """See the module's docstring. Good for one epoch."""
 
-    def __init__(self, delays: ReplicatedLog, book: DelayBook, records: DelayedRecords) -> None:
+    def __init__(self, delays: ReplicatedLog, book: DelayBook, records: ScatteredRecords) -> None:
         self._delays = delays
         self._book = book
         self._records = records

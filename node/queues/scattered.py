@@ -1,6 +1,6 @@
-"""Reading single records of the delays strand, in whatever order they are due. (Shell.)
+"""Reading single records of a log, wherever they are. (Shell.)
 
-Records that are due together may lie far apart, each in a batch of a thousand others. So of a big
+Records that are due or dying together may lie far apart, each in a batch of a thousand others. So of a big
 batch the columns are kept: where each record's bytes are, and a checksum of each. The batch is read
 and checked as a whole when that is made; from then on only the bytes of the records that are asked
 for are read, neighbours together, and each is checked by itself. Small batches are read whole, many
@@ -12,7 +12,7 @@ What cannot be read is left out of the answer; the log knows of the damage by th
 import logging
 from array import array
 from bisect import bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from crc32c import crc32c
 
@@ -161,11 +161,14 @@ class _Unpacked:
         return {place: self.rows[place - self.base] for place in places}
 
 
-class DelayedRecords:
-    """The records of one delays strand, by place."""
+class ScatteredRecords:
+    """The records of one log, by their offsets there: their places."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(
+        self, log: Log, on_damage: Callable[[CorruptBatch], None] = lambda error: None
+    ) -> None:
         self._log = log
+        self._on_damage = on_damage
         self._known: dict[int, _Columns | _Unpacked] = {}  # by base, oldest first
         self._bases: list[int] = []
         self._column_records = 0
@@ -190,9 +193,13 @@ class DelayedRecords:
                 at = self._read_batch(wanted, at, found, bytes_max - size)
                 size += sum([len(found[place].value) for place in wanted[before:at]])
             except (CorruptBatch, OffsetOutOfRange) as error:
-                logger.error("event=delayed_record_unreadable place=%d %s", wanted[at], error)
+                logger.error(
+                    "log=%s place=%d cannot be read: %s", self._log.directory, wanted[at], error
+                )
                 self._forget(wanted[at])
                 at += 1
+                if isinstance(error, CorruptBatch):
+                    self._on_damage(error)
         self._window = b""
         return found, wanted[at:]
 
@@ -287,4 +294,4 @@ class DelayedRecords:
 
 def _check_dense(batch: Batch) -> None:
     if batch.count != batch.span:
-        raise CorruptBatch(f"{batch} is not one of delayed records")
+        raise CorruptBatch(f"{batch} has fewer records than offsets")
