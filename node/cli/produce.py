@@ -20,11 +20,13 @@ import typer
 from raftq.client.wire.errors import InvalidArgument
 from raftq.client.wire.record import VALUE_BYTES_MAX, Headers
 from raftq.node.cli.bootstrap import ANY, Bootstrap, open_producer
+from raftq.node.cli.moments import duration_s, time_ms
 from raftq.node.cli.output import (
     Format,
     Output,
     add_row,
     make_table,
+    moment,
     open_console,
     parse_headers,
     print_json,
@@ -74,10 +76,19 @@ class Sending:
     headers: Headers
     priority: str | int
     partition: int | None
+    delay: float | None = None
+    deliver_at: int | None = None
+    ttl: float | None = None
+
+    @property
+    def _plain(self) -> bool:
+        """Whether records have nothing that only single ones can have."""
+        times = (self.delay, self.deliver_at, self.ttl)
+        return not self.headers and all(one is None for one in times)
 
     def send(self, producer: "Producer", values: list[bytes]) -> "Sent":
         """Hands them over, without waiting until they are acknowledged."""
-        if not self.headers:
+        if self._plain:
             keys = None if self.key is None else [self.key] * len(values)
             many = producer.send_many(
                 self.topic, values, keys, priority=self.priority, partition=self.partition
@@ -91,6 +102,9 @@ class Sending:
                 headers=self.headers,
                 priority=self.priority,
                 partition=self.partition,
+                delay=self.delay,
+                deliver_at=self.deliver_at,
+                ttl=self.ttl,
             )
             for value in values
         ]
@@ -119,6 +133,15 @@ def produce(  # noqa: PLR0913 - what can be said about records
     partition: Annotated[
         int | None, typer.Option("-p", "--partition", min=0, help="This one only.")
     ] = None,
+    delay: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Hide them for so long, like 1h30m.")
+    ] = None,
+    deliver_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Hide them until 2026-01-31T12:00:00Z.")
+    ] = None,
+    ttl: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Queues drop them after so long.")
+    ] = None,
     acks: Annotated[str, typer.Option(help="all, leader or none.")] = "all",
     linger_ms: Annotated[int, typer.Option(min=0, help="Wait for more records.")] = 5,
     compression: Annotated[str | None, typer.Option(help="lz4 or zstd.")] = None,
@@ -132,6 +155,9 @@ def produce(  # noqa: PLR0913 - what can be said about records
         headers=parse_headers(header or []),
         priority=int(priority) if priority.isdecimal() else priority,
         partition=partition,
+        delay=duration_s("--delay", delay),
+        deliver_at=time_ms("--deliver-at", deliver_at),
+        ttl=duration_s("--ttl", ttl),
     )
     source = _source(values or [], file, count, size)
     options: dict[str, Any] = {"acks": acks, "linger_ms": linger_ms, "compression": compression}
@@ -186,10 +212,14 @@ def _one_by_one(
         for one in appended:
             print_json(one._asdict())
         return
-    table = make_table("", "topic", "partition", "offset")
+    delayed = any(one.delayed for one in appended)
+    more = ("delivered at",) if delayed else ()
+    table = make_table("", "topic", "partition", "offset", *more)
     table.title = None
     for one in appended:
-        add_row(table, one.topic, str(one.partition), "" if one.offset < 0 else str(one.offset))
+        place = (one.topic, str(one.partition), "" if one.offset < 0 else str(one.offset))
+        due = "" if one.deliver_at is None else moment(one.deliver_at / 1000)
+        add_row(table, *place, *((due,) if delayed else ()))
     open_console().print(table)
 
 

@@ -36,6 +36,7 @@ class World:
     topics: dict[str, list[list[Record]]] = field(default_factory=dict)
     calls: list[tuple] = field(default_factory=list)
     status: ClusterStatusReply = STATUS
+    times: list[tuple] = field(default_factory=list)
     error: Exception | None = None
     missing_from: int | None = None  # offsets from here on are gone without a record
 
@@ -130,8 +131,12 @@ class Deliveries:
 
 
 class Producer(Pretended):
-    def send(self, topic, value, key=None, headers=None, priority="normal", partition=None):
+    def send(
+        self, topic, value, key=None, headers=None, priority="normal", partition=None, delay=None,
+        deliver_at=None, ttl=None,
+    ):  # fmt: skip
         self.world.note("send", priority)
+        self.world.times.append((delay, deliver_at, ttl))
         records = self.world.topics[topic][partition or 0]
         records.append(
             Record(topic, partition or 0, len(records), key, value, MOMENT_MS, headers or {}, 1)
@@ -322,6 +327,15 @@ def test_records_from_stdin_a_file_and_a_generator_end_in_a_summary(world, tmp_p
     assert {len(one.value) for one in world.topics["t"][0]} == {700}
     assert len({one.value for one in world.topics["t"][0]}) > 500
     assert "records in" in run("produce", "t", "--count", "1").stdout
+
+
+def test_records_are_produced_for_later_and_with_an_end(world):
+    world.topics["orders"] = [[]]
+    run_lines("produce", "orders", "a", "--delay", "1h30m", "--ttl", "250ms")
+    run_lines("produce", "orders", "a", "--deliver-at", "2026-01-01T00:00:00Z")
+    assert world.times == [(5400.0, None, 0.25), (None, MOMENT_MS, None)]
+    for option, wrong in (("--delay", "soon"), ("--ttl", "5"), ("--deliver-at", "tomorrow")):
+        assert_refused(run("produce", "orders", "a", option, wrong), 2, option, wrong)
 
 
 def test_a_record_that_is_not_delivered_ends_produce_with_its_error(world):

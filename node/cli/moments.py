@@ -1,0 +1,24 @@
+"""Shell: durations and times as arguments, written as REST has them."""
+
+from raftq.client.wire.errors import InvalidArgument
+from raftq.node.http.values import parse_duration, parse_time
+
+
+def duration_s(option: str, text: str | None) -> float | None:
+    """Seconds of "1h30m"."""
+    if text is None:
+        return None
+    try:
+        return parse_duration(text) / 1000
+    except ValueError as error:
+        raise InvalidArgument(f"{option} {text!r:.40} {error}") from None
+
+
+def time_ms(option: str, text: str | None) -> int | None:
+    """Milliseconds since 1970 of "2026-01-31T12:00:00Z"."""
+    if text is None:
+        return None
+    try:
+        return parse_time(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{option} {text!r:.40} {error}") from None
