@@ -108,6 +108,7 @@ class Groups:
             # One that has no beginning here, or no end, was written when all of it was known.
             if self._incoming is not None:
                 self._floor, self.groups = self._incoming
+                self._dirty.clear()
             self._incoming = None
         elif isinstance(record, GroupKept):
             if self._incoming is not None:
@@ -317,6 +318,8 @@ class Groups:
         self._changed[record.group] = None
         if group.is_dirty:
             self._dirty[record.group] = None
+        else:
+            self._dirty.pop(record.group, None)
 
     # Time.
 
@@ -354,7 +357,6 @@ class Groups:
             if group.held_until > now:
                 wake_at = group.held_until if wake_at is None else min(wake_at, group.held_until)
                 continue
-            del self._dirty[name]
             self._write(Retargeted(name, group.generation + 1, group.changes(self.topics)))
             group.held_until = now + self.config.target_ms / 1000
         self._wake_at = wake_at

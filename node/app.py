@@ -55,6 +55,7 @@ from raftq.cluster.voter import VoterMetadata
 from raftq.node.admin_handlers import AdminHandlers
 from raftq.node.config import Address, NodeConfig
 from raftq.node.conversations import Conversations
+from raftq.node.coordinators import Coordinators
 from raftq.node.data_handlers import DataHandlers
 from raftq.node.facts import Facts
 from raftq.node.http.client_gateway import ClientGateway
@@ -117,7 +118,8 @@ class Node:
             self.partitions.incarnation_of,
             config.replication.move_bytes_s,
         )
-        self.services = Services(self.partitions, rng, wall_ms)
+        self.coordinators = Coordinators(self.node_id, self.metadata, rng, wall_ms)
+        self.services = Services(self.partitions, rng, wall_ms, self.coordinators)
         self.upkeep = Upkeep(
             self.partitions, self, wall_ms, self.spawn, config.storage.scrub_bytes_s
         )

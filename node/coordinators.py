@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 
 import mmh3
 
-from raftq.client.wire.errors import NotEnoughReplicas, NotLeader, RequestTimeout, TopicExists
+from raftq.client.wire.errors import (
+    Detail,
+    NotEnoughReplicas,
+    NotLeader,
+    RequestTimeout,
+    TopicExists,
+)
 from raftq.client.wire.group_messages import (
     GROUPS_TOPIC,
     DeleteGroup,
@@ -49,7 +55,11 @@ REPLICATION = 3
 TOPICS_SHOWN_MAX = 1000
 # What is in the log is all there is: nothing of it may go by age, nor be lost by a power cut that
 # would give out a generation for the second time.
-SETTINGS = {"retention_ms": -1, "fsync": "always", "segment_bytes": 16 * 1024 * 1024}
+SETTINGS: dict[str, Detail] = {
+    "retention_ms": -1,
+    "fsync": "always",
+    "segment_bytes": 16 * 1024 * 1024,
+}
 
 _PEER = re.compile(r"\('([^']+)'")
 

@@ -1,7 +1,7 @@
 """Who owns the strands of the partitions that this node leads, and what clients may ask. (Shell.)
 
-A queue owns those of ordinary topics. Services are made per partition and epoch (leading.py); this
-makes them, and has the handlers that find them again.
+A queue owns those of ordinary topics, a coordinator those of `__groups`. Services are made per
+partition and epoch (leading.py); this makes them, and has the handlers that find them again.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,9 @@ from random import Random
 from typing import Any
 
 from raftq.client.wire.errors import CorruptBatch
+from raftq.client.wire.group_messages import GROUPS_TOPIC
 from raftq.cluster.topic_config import is_internal
+from raftq.node.coordinators import Coordinators
 from raftq.node.leading import Led, Service
 from raftq.node.partitions import Partitions
 from raftq.node.place import Place
@@ -22,8 +24,15 @@ from raftq.node.queues.serving import Queues
 class Services:
     """See the module's docstring."""
 
-    def __init__(self, partitions: Partitions, rng: Random, wall_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        partitions: Partitions,
+        rng: Random,
+        wall_ms: Callable[[], int],
+        coordinators: Coordinators,
+    ) -> None:
         self._partitions = partitions
+        self.coordinators = coordinators
         self.queues = Queues(
             QueueTools(
                 rng=rng,
@@ -37,11 +46,13 @@ class Services:
         partitions.serve = self.serve
 
     def serve(self, led: Led) -> Service:
+        if led.place.topic == GROUPS_TOPIC:
+            return self.coordinators.serve(led)
         return NoDelayLine(led) if is_internal(led.place.topic) else self.queues.serve(led)
 
     def table(self) -> dict[type, Any]:
         """Request class -> handler."""
-        return self.queue_handlers.table()
+        return {**self.queue_handlers.table(), **self.coordinators.table()}
 
     def _damaged(self, place: Place, strand: int, error: CorruptBatch) -> None:
         partition = self._partitions.find((place.topic_id, place.number))

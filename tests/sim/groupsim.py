@@ -151,9 +151,8 @@ class SimMember:
                 self.rng.choice((0.0, 0.05, 0.7)), self._let_go, slot, self.lives, stubborn
             )
         for slot, epoch in self.assigned.items():
-            if self.held.get(slot) != epoch:
-                if self.world.claim(self, slot, epoch):
-                    self.held[slot] = epoch
+            if self.held.get(slot) != epoch and self.world.claim(self, slot, epoch):
+                self.held[slot] = epoch
 
     def _let_go(self, slot: Slot, life: int, stubborn: bool) -> None:
         if life != self.lives or slot not in self.held or self.is_paused():
