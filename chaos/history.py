@@ -213,6 +213,9 @@ class History:
         self.operations.append(operation)
         return operation
 
+    def note(self, operation: Operation) -> None:
+        """An operation of this history has ended; for those that write it down at once."""
+
     def of(self, kind: type[Op]) -> Iterator[Op]:
         return (one for one in self.operations if isinstance(one, kind))
 

@@ -1,0 +1,136 @@
+"""Members of stream groups that note what they own, get and store. (Shell.)
+
+A member is a real consumer. It notes records before it stores a position after them, and stores the
+positions of what it gives up. `kill` ends it as kill -9 does: nothing is said to anybody.
+"""
+
+from random import Random
+from typing import Unpack
+
+from raftq.chaos.history import History, Ownership, Partition, Receive, Store
+from raftq.chaos.recorder import Clock
+from raftq.client.consumer import Consumer
+from raftq.client.options import Bootstrap, ConsumerSettings
+from raftq.client.tasks import pause
+from raftq.client.wire.errors import RaftqError
+
+
+class StreamMember:
+    """One consumer of a group; `run` ends when `stopping` is set."""
+
+    def __init__(
+        self,
+        bootstrap: Bootstrap,
+        history: History,
+        clock: Clock,
+        rng: Random,
+        **settings: Unpack[ConsumerSettings],
+    ) -> None:
+        self.name = settings["name"]
+        self.history = history
+        self.clock = clock
+        self.stopping = False
+        self.work_s = 0.01
+        self.positions: dict[Partition, int] = {}
+        """After the last record that it got, of what it owns."""
+        self._group = settings["group"]
+        self._rng = rng
+        self._owned: dict[Partition, Ownership] = {}
+        self._stored: dict[Partition, int] = {}
+        settings["auto_commit"] = False
+        settings["on_assigned"] = self._assigned
+        settings["on_revoked"] = self._revoked
+        self.consumer = Consumer(bootstrap, **settings)
+
+    async def run(self) -> None:
+        await self.consumer.start()
+        while not self.stopping:
+            await self.step()
+        await self.consumer.close()
+
+    async def kill(self) -> None:
+        """As kill -9: its connections end, and nobody is told anything."""
+        self.died()
+        await self.consumer._end()
+
+    def died(self) -> None:
+        """The process that it ran in was killed."""
+        for owned in self._owned.values():
+            owned.ended, owned.how = self.clock(), "died"
+
+    async def step(self) -> None:
+        """A poll, and mostly a commit of what it gave."""
+        records = await self.consumer.poll(max_records=50, timeout=0.5)
+        for record in records:
+            place = (record.topic, record.partition)
+            self.history.add(
+                Receive(
+                    client=self.name,
+                    topic=record.topic,
+                    partition=record.partition,
+                    at=self.clock(),
+                    group=self._group,
+                    offset=record.offset,
+                    value=record.value.decode(),
+                )
+            )
+            self.positions[place] = record.offset + 1
+        if records:
+            await pause(self._rng.uniform(0, 2 * self.work_s))
+        if self._rng.random() < 0.7:
+            for place in list(self.positions):
+                await self._store(place)
+
+    async def _store(self, place: Partition) -> None:
+        offset = self.positions.get(place)
+        owned = self._owned.get(place)
+        if offset is None or owned is None or self._stored.get(place) == offset:
+            return
+        noted = self.history.add(
+            Store(
+                client=self.name,
+                topic=place[0],
+                partition=place[1],
+                at=self.clock(),
+                group=self._group,
+                offset=offset,
+                owner_epoch=owned.owner_epoch,
+            )
+        )
+        try:
+            await self.consumer.commit({place: offset})
+        except RaftqError as error:
+            noted.end(error.outcome, self.clock(), repr(error))
+        else:
+            noted.end("ok", self.clock())
+            self._stored[place] = offset
+        self.history.note(noted)
+
+    def _assigned(self, places: list[Partition]) -> None:
+        assert self.consumer._group is not None
+        for place in places:
+            self.positions.pop(place, None)
+            self._stored.pop(place, None)
+            self._owned[place] = self.history.add(
+                Ownership(
+                    client=self.name,
+                    topic=place[0],
+                    partition=place[1],
+                    at=self.clock(),
+                    group=self._group,
+                    owner_epoch=self.consumer._group.holdings[place].owner_epoch,
+                )
+            )
+
+    async def _revoked(self, places: list[Partition]) -> None:
+        for place in places:
+            await self._store(place)
+            self.positions.pop(place, None)
+            owned = self._owned.pop(place, None)
+            if owned is None:
+                continue
+            group = self.consumer._group
+            holding = None if group is None else group.holdings.get(place)
+            is_mine = holding is not None and not holding.lost
+            owned.ended, owned.how = self.clock(), "revoked" if is_mine else "lost"
+            self.history.note(owned)
