@@ -28,6 +28,9 @@ CANCELLED_KEPT = 65_536
 """How many cancelled records are remembered, the last ones."""
 READ_BYTES = 256 * 1024
 SLICE_S = 0.002
+SEARCH_MAX = 1_000_000
+"""So many records of the data log are searched even when nothing is pending: they may name ids that
+the delays log has lost, and that nobody else must get."""
 REPAIR_S = 5.0
 REPAIRS_MAX = 12
 """For so many times as long damage may be repaired; then what can be read has to do."""
@@ -115,10 +118,10 @@ class _Rebuild:
         for batch in batches:
             self._read(batch)
             await self._breathe()
-        if len(found.book):
+        if len(found.book) or (
+            delays.end_offset > 0 and self._data_end - found.seen_end < SEARCH_MAX
+        ):
             await self._search()
-        else:
-            found.seen_end = self._data_end
         found.void = [one for one in dict.fromkeys(found.void) if one in found.book]
         return found
 

@@ -1,10 +1,10 @@
 """Reading single records of a log, wherever they are. (Shell.)
 
-Records that are due or dying together may lie far apart, each in a batch of a thousand others. So of a big
-batch the columns are kept: where each record's bytes are, and a checksum of each. The batch is read
-and checked as a whole when that is made; from then on only the bytes of the records that are asked
-for are read, neighbours together, and each is checked by itself. Small batches are read whole, many
-at once. Of packed batches the unpacked records are kept, a few at a time.
+Records that are due or dying together may lie far apart, each in a batch of a thousand others. So
+of a big batch the columns are kept: where each record's bytes are, and a checksum of each. The
+batch is read and checked as a whole when that is made; from then on only the bytes of the records
+that are asked for are read, neighbours together, and each is checked by itself. Small batches are
+read whole, many at once. Of packed batches the unpacked records are kept, a few at a time.
 
 What cannot be read is left out of the answer; the log knows of the damage by then.
 """

@@ -13,7 +13,7 @@ from raftq.client.tasks import pause
 from raftq.client.wire.batch import CODEC_LZ4, FLAG_DELAY_OFFSETS, encode
 from raftq.client.wire.errors import DiskFull, NotEnoughReplicas, NotLeader
 from raftq.client.wire.record import Record
-from raftq.node.queues import delay_line, delay_reclaim
+from raftq.node.queues import delay_firing, delay_reclaim
 from raftq.node.queues.delay_line import DelayLine
 
 WALL_MS = 1_700_000_000_000
@@ -465,7 +465,7 @@ def test_each_record_fires_exactly_once_whatever_leader_dies_when(
 ) -> None:
     monkeypatch.setattr(delay_reclaim, "GROWN_BYTES_MIN", 1 << 13)
     monkeypatch.setattr(delay_reclaim, "GROWN_TIMES", 2)
-    monkeypatch.setattr(delay_line, "UPKEEP_S", 0.2)
+    monkeypatch.setattr(delay_firing, "UPKEEP_S", 0.2)
 
     async def main() -> None:
         story = Story(seed)
