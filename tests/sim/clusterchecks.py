@@ -2,13 +2,14 @@
 
 Invariants (cheap, draw no random numbers, between two turns of the loop)
 - One leader per epoch: no two nodes ever lead a partition in the same epoch.
-- The high watermark of a leader never goes back within its epoch.
+- The high watermark of a leader never goes back within its epoch, in any strand.
 - Whatever was below the high watermark of any leader at any time is in the log of every member of
-  the in-sync set, and the same there: any of them may be elected next.
+  the in-sync set, and the same there: any of them may be elected next. That holds for each strand.
 - A record that was acknowledged by all is, when its producer hears of it, in the logs of at least
   `min_insync` replicas (those that lost their disk since excepted).
 
-In the end (`check_replicas`) all replicas of a partition hold the same bytes.
+In the end (`check_replicas`) all replicas of a partition hold the same bytes in every strand, but
+for beginnings that were cut off and that some replica may still have.
 """
 
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from history import Send
 from simcluster import SimCluster, SimNode
 
 from raftq.node.partition import Partition
+from raftq.node.storage.log import Log
+from raftq.node.strand import NAMES
 
 _CONTENT_EVERY = 40
 
@@ -34,8 +37,8 @@ class Invariants:
         self._countdown = every
         self._checks = 0
         self._leaders: dict[tuple[str, int, int], tuple[int, int]] = {}
-        self._watermarks: dict[tuple[str, int, int], int] = {}
-        self._readable: dict[tuple[str, int], int] = {}
+        self._watermarks: dict[tuple[str, int, int], list[int]] = {}
+        self._readable: dict[tuple[str, int], list[int]] = {}
         cluster.consensus.on_decided = self.check
 
     def after_turn(self) -> None:
@@ -65,29 +68,34 @@ class Invariants:
         who = (node.node_id, node.node.incarnation)
         if self._leaders.setdefault(key, who) != who:
             raise Broken(f"{key} is led by {self._leaders[key]} and by {who}")
-        if replica.high_watermark < self._watermarks.get(key, 0):
-            raise Broken(
-                f"{key}: the high watermark went from {self._watermarks[key]} to "
-                f"{replica.high_watermark}"
-            )
-        self._watermarks[key] = replica.high_watermark
-        name = (place.topic, place.number)
-        self._readable[name] = max(self._readable.get(name, 0), replica.high_watermark)
+        now = [reach.high_watermark for reach in replica.strands]
+        before = self._watermarks.get(key, [])
+        if any(new < old for old, new in zip(before, now, strict=False)):
+            raise Broken(f"{key}: the high watermarks went from {before} to {now}")
+        self._watermarks[key] = now
+        readable = self._readable.setdefault((place.topic, place.number), [0] * len(NAMES))
+        for strand, end in enumerate(now):
+            readable[strand] = max(readable[strand], end)
 
     def _check_member(self, key: tuple[str, int], leader: int | None, node: SimNode) -> None:
         """That a member of the in-sync set has everything that was ever readable."""
         if node.tainted:
             return  # the metadata does not know yet that it lost data
-        copy, end, readable = node.copy_of(key), node.end_of(key), self._readable[key]
-        if end is not None and end < readable:
-            raise Broken(
-                f"{key}: everything below {readable} was readable, but {node.machine.name} is in "
-                f"sync and ends at {end}\n{self._cluster.describe()}"
-            )
+        for strand, readable in enumerate(self._readable[key]):
+            end = node.end_of(key, strand)
+            if end is not None and end < readable:
+                raise Broken(
+                    f"{key} {NAMES[strand]}: everything below {readable} was readable, but "
+                    f"{node.machine.name} is in sync and ends at {end}\n{self._cluster.describe()}"
+                )
+        copy = node.copy_of(key)
         if copy is not None and leader is not None and self._checks % _CONTENT_EVERY == 0:
             other = self._cluster.nodes[leader].copy_of(key)
             if other is not None and other is not copy and not self._cluster.nodes[leader].tainted:
-                _compare(other, copy, readable, node)
+                for one, two, end in zip(
+                    other.strands, copy.strands, self._readable[key], strict=False
+                ):
+                    _compare(one.log, two.log, end, f"{one} on {node.machine.name}")
 
     def acknowledged(self, send: Send) -> None:
         """A producer has just been told that all have this record."""
@@ -118,34 +126,46 @@ def _holds(copy: Partition, send: Send) -> bool:
     return batch.values()[list(batch.offsets()).index(send.offset)] == send.value
 
 
-def _bytes_below(partition: Partition, end: int) -> Iterator[tuple[int, bytes]]:
-    for batch in partition.log.batches(partition.log.start_offset, end):
+def _bytes_below(log: Log, end: int) -> Iterator[tuple[int, bytes]]:
+    for batch in log.batches(log.start_offset, end):
         if batch.base_offset < end:
             yield batch.base_offset, bytes(batch.buffer[batch.position :][: batch.length])
 
 
-def _compare(one: Partition, other: Partition, end: int, node: SimNode) -> None:
+def _compare(one: Log, other: Log, end: int, what: str) -> None:
     first, second = dict(_bytes_below(one, end)), dict(_bytes_below(other, end))
-    start = max(one.log.start_offset, other.log.start_offset)
+    start = max(one.start_offset, other.start_offset)
     for offset in sorted({*first, *second}):
         if offset >= start and first.get(offset) != second.get(offset):
             raise Broken(
-                f"{one.place}: the batch at {offset} is another on {node.machine.name}, and "
-                f"everything below {end} is readable"
+                f"{what}: the batch at {offset} is another than its leader's, and everything below "
+                f"{end} is readable"
             )
 
 
 def check_replicas(cluster: SimCluster) -> None:
     """After everything has healed: all copies of a partition are the same, to the last byte."""
     for topic, number, state in cluster.consensus.state.all_partitions():
-        copies: dict[str, list[tuple[int, bytes]]] = {}
-        for replica in state.replicas:
-            node = cluster.nodes[replica].node
-            assert node is not None, f"node {replica} is down"
-            partition = node.partitions.of(topic.name, number)
-            end = partition.log.end_offset
-            copies[f"node-{replica} up to {end}"] = list(_bytes_below(partition, end))
-        first = next(iter(copies.values()))
-        if any(copy != first for copy in copies.values()):
-            ends = {name: len(copy) for name, copy in copies.items()}
-            raise Broken(f"{topic.name}/{number}: replicas differ: {ends}")
+        for strand in range(len(NAMES) if topic.queued else 1):
+            logs: dict[int, Log] = {}
+            for replica in state.replicas:
+                node = cluster.nodes[replica].node
+                assert node is not None, f"node {replica} is down"
+                found = node.partitions.of(topic.name, number).strand(strand)
+                assert found is not None, f"node {replica} has no {NAMES[strand]}"
+                logs[replica] = found.log
+            _check_same(f"{topic.name}/{number} {NAMES[strand]}", logs)
+
+
+def _check_same(what: str, logs: dict[int, Log]) -> None:
+    start = max(log.start_offset for log in logs.values())
+    copies = {
+        f"node-{replica} up to {log.end_offset}": [
+            one for one in _bytes_below(log, log.end_offset) if one[0] >= start
+        ]
+        for replica, log in logs.items()
+    }
+    first = next(iter(copies.values()))
+    if any(copy != first for copy in copies.values()):
+        ends = {name: len(copy) for name, copy in copies.items()}
+        raise Broken(f"{what}: replicas differ from {start} on: {ends}")

@@ -37,6 +37,7 @@ from raftq.cluster.controller import ControllerConfig
 from raftq.node.app import Node
 from raftq.node.config import Address, NodeConfig, ReplicationConfig
 from raftq.node.partition import Partition
+from raftq.node.partitions import Serve
 from raftq.node.storage.syncer import LoopSyncer
 
 CLUSTER_ID = "sim"
@@ -132,8 +133,8 @@ class SimNode:
         self.tainted_at = 0.0
         self.wiped = False
         """The same, of a node that lost everything."""
-        self.ends: dict[Key, int] = {}
-        """Where its logs ended when it last died."""
+        self.ends: dict[Key, list[int]] = {}
+        """Where the strands of its logs ended when it last died."""
         self._boots = 0
         self._runs = 0
         self._lost = (False, False)
@@ -196,6 +197,8 @@ class SimNode:
                 boot=f"boot {self._boots}",
             )
             self.node = node
+            if self.cluster.serve is not None:
+                node.partitions.serve = self.cluster.serve(node)
             await node.start()
             self.ready = True
             starting = False
@@ -209,7 +212,7 @@ class SimNode:
             return
         assert self.process is not None
         self._note_copies()
-        self.ends.update({key: copy.log.end_offset for key, copy in self._copies.items()})
+        self.ends.update({key: _ends_of(copy) for key, copy in self._copies.items()})
         self._copies.clear()
         self.cluster.loop.trace(f"kill {self.process.name} power={power} wipe={wipe}")
         self.machine.powered = not power
@@ -235,10 +238,13 @@ class SimNode:
         """The replica that is open here."""
         return None if self.node is None else self.node.partitions.by_name.get(key)
 
-    def end_of(self, key: Key) -> int | None:
-        """Where its log ends, or ended when it was last open; None when it never was."""
+    def end_of(self, key: Key, strand: int = 0) -> int | None:
+        """Where a log ends, or ended when it was last open; None when the replica never was."""
         copy = self.copy_of(key) or self._copies.get(key)
-        return self.ends.get(key) if copy is None else copy.log.end_offset
+        ends = self.ends.get(key) if copy is None else _ends_of(copy)
+        if ends is None:
+            return None
+        return ends[strand] if strand < len(ends) else 0
 
     async def leave(self) -> None:
         """What SIGTERM does. The process runs on, empty, until it is killed."""
@@ -312,6 +318,8 @@ class SimCluster:
         self.exits: list[str] = []
         self.clients: list[Process] = []
         self.supervised = True
+        self.serve: Callable[[Node], Serve] | None = None
+        """Makes the owner of the strands that a node leads, in place of its own."""
         self.complaints = _Complaints()
 
     def client(self, name: str) -> Process:
@@ -407,12 +415,17 @@ class SimCluster:
             lines.append(f"{node.machine.name} {state} tainted={node.tainted}")
             if node.node is not None:
                 for partition in node.node.partitions:
-                    log = partition.log
-                    lines.append(
-                        f"  {partition.place} [{log.start_offset},{log.end_offset}) "
-                        f"flushed={log.flushed_offset} {partition.replica.describe()}"
+                    logs = " ".join(
+                        f"[{one.log.start_offset},{one.log.end_offset}) "
+                        f"flushed={one.log.flushed_offset}"
+                        for one in partition.strands
                     )
+                    lines.append(f"  {partition.place} {logs} {partition.replica.describe()}")
         return "\n".join([*lines, *self.exits[-5:]])
+
+
+def _ends_of(copy: Partition) -> list[int]:
+    return [strand.log.end_offset for strand in copy.strands]
 
 
 def _failures(process: Process | None) -> list[BaseException]:
