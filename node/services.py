@@ -15,10 +15,13 @@ from raftq.node.coordinators import Coordinators
 from raftq.node.leading import Led, Service
 from raftq.node.partitions import Partitions
 from raftq.node.place import Place
+from raftq.node.queues.delay_handlers import DelayHandlers
+from raftq.node.queues.delay_line import DelayLine
 from raftq.node.queues.engine import QueueTools
 from raftq.node.queues.handlers import QueueHandlers
 from raftq.node.queues.parts import NoDelayLine, NoTransfers
 from raftq.node.queues.serving import Queues
+from raftq.node.strand import DELAYS
 
 
 class Services:
@@ -32,17 +35,19 @@ class Services:
         coordinators: Coordinators,
     ) -> None:
         self._partitions = partitions
+        self._wall_ms = wall_ms
         self.coordinators = coordinators
         self.queues = Queues(
             QueueTools(
                 rng=rng,
                 wall_ms=wall_ms,
                 make_transfers=NoTransfers,
-                make_delay_line=NoDelayLine,
+                make_delay_line=self._delay_line,
                 report_damage=self._damaged,
             )
         )
         self.queue_handlers = QueueHandlers(partitions, self.queues)
+        self.delay_handlers = DelayHandlers(partitions, self.queues)
         partitions.serve = self.serve
 
     def serve(self, led: Led) -> Service:
@@ -52,7 +57,23 @@ class Services:
 
     def table(self) -> dict[type, Any]:
         """Request class -> handler."""
-        return {**self.queue_handlers.table(), **self.coordinators.table()}
+        return {
+            **self.queue_handlers.table(),
+            **self.delay_handlers.table(),
+            **self.coordinators.table(),
+        }
+
+    def _delay_line(self, led: Led) -> DelayLine:
+        place = led.place
+
+        def broken(error: BaseException) -> None:
+            partition = self._partitions.find((place.topic_id, place.number))
+            if partition is not None:
+                self._partitions.failed(partition, error)
+
+        return DelayLine(
+            led, self._wall_ms, lambda error: self._damaged(place, DELAYS, error), broken
+        )
 
     def _damaged(self, place: Place, strand: int, error: CorruptBatch) -> None:
         partition = self._partitions.find((place.topic_id, place.number))

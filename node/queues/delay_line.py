@@ -170,8 +170,9 @@ class DelayLine:
             raise self._not_leader()
 
     @property
-    def is_ready(self) -> bool:
-        return self._ready.done() and not self._stopped
+    def pending_count(self) -> int:
+        """Records that are not due yet, also those that are not replicated yet."""
+        return len(self.book) + sum(len(deliver_at) for _, _, deliver_at, _ in self._staged)
 
     def _remember_cancelled(self, ids: Iterable[int]) -> None:
         """So that a cancel that is sent again gets the same answer."""
