@@ -130,8 +130,7 @@ class Recorder(Client):
         found: list[Delivery] = []
         for one in reply.message.partitions:
             if one.error:
-                known = RaftqError.registry.get(one.error, RaftqError)
-                self._learn((one.topic, one.partition), known(one.error))
+                self._learn((one.topic, one.partition), _error(one.error))
                 continue
             values = _values(reply.raw[one.start : one.start + one.length])
             found += self._note_leased(one, values, lease_ms)
@@ -219,7 +218,7 @@ class Recorder(Client):
         except RaftqError as error:
             noted.end(error.outcome, self.clock(), repr(error))
             return noted
-        noted.end(_status(code := reply.message.offsets[0].error), self.clock(), code)
+        self._told(noted, reply.message.offsets[0])
         return noted
 
     async def recall(self, place: Partition, owner_epoch: int = -1) -> Recall:
@@ -242,8 +241,13 @@ class Recorder(Client):
             return noted
         answer = reply.message.offsets[0]
         noted.offset = answer.offset
-        noted.end(_status(answer.error), self.clock(), answer.error)
+        self._told(noted, answer)
         return noted
+
+    def _told(self, noted: Store | Recall, answer: wire.StoredOffset) -> None:
+        noted.end(_status(answer.error), self.clock(), answer.error)
+        if answer.error:
+            self._learn(noted.place, _error(answer.error))
 
     # Delays.
 
@@ -285,10 +289,12 @@ async def publish(producer: Producer, history: History, clock: Clock, noted: Pub
     return noted
 
 
+def _error(code: str) -> RaftqError:
+    return RaftqError.registry.get(code, RaftqError)(code)
+
+
 def _status(code: str) -> Status:
-    if not code:
-        return "ok"
-    return RaftqError.registry.get(code, RaftqError).outcome
+    return _error(code).outcome if code else "ok"
 
 
 def _values(raw: memoryview) -> dict[int, str]:
