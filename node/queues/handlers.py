@@ -165,7 +165,7 @@ class QueueHandlers:
                 done.dead,
                 0 if group is None else group.core.settled.prefix,
                 0 if group is None else group.core.in_flight,
-                int(done.next_visible * 1000),
+                round(done.next_visible * 1000),
             )
             return self._when(done.waits, reply)
 

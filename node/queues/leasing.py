@@ -93,7 +93,7 @@ def _deliver(
     engine: Engine, group: Group, ask: Ask, grants: list[Grant], now: float
 ) -> Leased | None:
     core = group.core
-    now_ms = int(now * 1000)
+    now_ms = round(now * 1000)
     try:
         ordered = sorted(grants, key=_start) if len(grants) > 1 else grants
         ranges = [(grant.start, grant.end) for grant in ordered]
@@ -204,8 +204,8 @@ def _held_ranges(grants: list[Grant], covered: Covered) -> tuple[LeasedRange, ..
             start,
             end,
             grant.attempt,
-            int(grant.deadline * 1000),
-            int(grant.first * 1000),
+            round(grant.deadline * 1000),
+            round(grant.first * 1000),
         )
         for grant in grants
         for start, end in _left(grant, lost)
