@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S = 3.0  # beyond the wait that was asked for
 LEAVE_S = 2.0
-PENDING_S = 0.25  # how soon to ask again when more will come and the coordinator does not wait
+PENDING_S = 0.02  # how soon to ask again when more will come: the coordinator keeps the question
 
 
 class Part(Protocol):
