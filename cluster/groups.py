@@ -47,7 +47,8 @@ from raftq.cluster.group_records import (
     SnapshotEnded,
     by_topic,
 )
-from raftq.cluster.subscriptions import Topics, check_pattern
+from raftq.cluster.patterns import Pattern
+from raftq.cluster.subscriptions import Topics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +288,7 @@ class Groups:
         if not topics and not pattern:
             topics, pattern = member.topics, member.pattern  # it does not repeat its wishes
         if pattern != member.pattern:
-            check_pattern(pattern)
+            Pattern(pattern)  # InvalidArgument, before it gets into the records
         put = replace(member, session_ms=message.session_ms, topics=topics, pattern=pattern)
         if known is not None and put.facts() == known.facts():
             return known

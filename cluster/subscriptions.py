@@ -5,10 +5,9 @@ topics are for nobody, and dead-letter topics only for those that name them: a p
 written for `orders.*` is not meant to get what was given up of `orders`.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from raftq.client.wire.errors import InvalidArgument
+from raftq.cluster.patterns import Pattern
 from raftq.cluster.topic_config import is_internal
 
 DEAD_LETTER_SUFFIX = ".dlq"
@@ -49,17 +48,5 @@ class Topics:
 
 
 def _matching(pattern: str, names: Iterable[str]) -> dict[str, None]:
-    matches = re.compile(pattern).fullmatch
-    return {
-        name: None
-        for name in names
-        if not name.endswith(DEAD_LETTER_SUFFIX) and matches(name) is not None
-    }
-
-
-def check_pattern(pattern: str) -> None:
-    """InvalidArgument unless it is a pattern."""
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise InvalidArgument(f"pattern {pattern[:100]!r}: {error}") from None
+    matches = Pattern(pattern).matches
+    return {name: None for name in names if not name.endswith(DEAD_LETTER_SUFFIX) and matches(name)}
