@@ -23,7 +23,7 @@ class StreamMember:
         bootstrap: Bootstrap,
         history: History,
         clock: Clock,
-        rng: Random,
+        chance: Random,
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         self.name = settings["name"]
@@ -34,7 +34,7 @@ class StreamMember:
         self.positions: dict[Partition, int] = {}
         """After the last record that it got, of what it owns."""
         self._group = settings["group"]
-        self._rng = rng
+        self._chance = chance
         self._owned: dict[Partition, Ownership] = {}
         self._stored: dict[Partition, int] = {}
         settings["auto_commit"] = False
@@ -76,8 +76,8 @@ class StreamMember:
             )
             self.positions[place] = record.offset + 1
         if records:
-            await pause(self._rng.uniform(0, 2 * self.work_s))
-        if self._rng.random() < 0.7:
+            await pause(self._chance.uniform(0, 2 * self.work_s))
+        if self._chance.random() < 0.7:
             for place in list(self.positions):
                 await self._store(place)
 

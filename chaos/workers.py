@@ -70,12 +70,10 @@ class QueueWorker:
 
     def _decide(self, one: Delivery) -> str:
         habits = self._habits
-        choices = ("nack", "postpone", "release", "reject", "hold", "extend")
         if one.value.startswith(POISON):
-            choices = ("nack", "nack", "nack", "reject", "hold")
-            return self._rng.choice(choices)
+            return self._rng.choice(("nack", "nack", "nack", "reject", "hold"))
         drawn = self._rng.randrange(100)
-        for choice in choices:
+        for choice in ("nack", "postpone", "release", "reject", "hold", "extend"):
             drawn -= getattr(habits, choice)
             if drawn < 0:
                 return choice

@@ -1,8 +1,9 @@
 """Queue workers of the simulated cluster: real producers, workers that note everything, deaths.
 
 Every client is a process on a machine of its own. Workers die and others come in their place; what
-they held is left to its lease. The nodes' clocks disagree by up to four seconds, so leases are
-longer than that, and so is what the checkers forgive.
+they held is left to its lease. Some records are for later, some of those are cancelled, and some
+have an end. The nodes' clocks disagree by up to four seconds, so leases are longer than that, and
+so is what the checkers forgive.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from raftq.chaos.recorder import Recorder, publish
 from raftq.chaos.workers import POISON, Habits, QueueWorker
 from raftq.client.producer import Producer
 from raftq.client.wire.errors import RaftqError
-from raftq.client.wire.queue_messages import DescribeQueue
+from raftq.client.wire.queue_messages import DelayStats, DescribeQueue
 
 GROUP = "g"
 SKEW_S = 4.1
@@ -41,7 +42,6 @@ class QueueWorkload:
         self.producing: list[asyncio.Task[None]] = []
         self._workers: list[tuple[Process, QueueWorker, asyncio.Task[None]]] = []
         self._born = 0
-        self._asked: Recorder | None = None
 
     def clock(self) -> float:
         return WALL_MS / 1000 + self._loop.time()
@@ -68,9 +68,7 @@ class QueueWorkload:
         self._born += 1
         name = f"worker-{self._born}"
         process = self._cluster.client(name)
-        recorder = Recorder(
-            self._plan.bootstrap, self.history, GROUP, self.clock, **self._settings(name)
-        )
+        recorder = self._recorder(name)
         worker = QueueWorker(recorder, self.places, HABITS, Random(f"{name} {self._plan.seed} w"))
         task = process.spawn(worker.run())
         self._workers.append((process, worker, task))
@@ -102,19 +100,39 @@ class QueueWorkload:
         pause_s = self._plan.faults_s / self._plan.records
         async with producer, asyncio.TaskGroup() as group:
             for number in range(self._plan.records):
-                topic, partition = rng.choice(self.places)
-                kind = POISON if rng.random() < 0.04 else "v"
-                noted = Publish(
-                    client=name,
-                    topic=topic,
-                    partition=partition,
-                    at=self.clock(),
-                    value=f"{kind} {name} {number}",
-                    priority=rng.randrange(5),
-                )
-                group.create_task(publish(producer, self.history, self.clock, noted))
+                noted = self._record(name, number, rng)
+                group.create_task(self._send(producer, noted, rng.random() < 0.3))
                 if rng.random() < 0.7:
                     await asyncio.sleep(rng.uniform(0, 2 * pause_s))
+
+    def _record(self, name: str, number: int, rng: Random) -> Publish:
+        topic, partition = rng.choice(self.places)
+        kind = POISON if rng.random() < 0.04 else "v"
+        made = Publish(
+            client=name,
+            topic=topic,
+            partition=partition,
+            at=self.clock(),
+            value=f"{kind} {name} {number}",
+            priority=rng.randrange(5),
+        )
+        if rng.random() < 0.2:
+            made.deliver_at = made.at + rng.uniform(0.05, 10.0)
+        if rng.random() < 0.1:
+            made.expires_at = max(made.at, made.deliver_at) + rng.uniform(1.0, 15.0)
+        return made
+
+    async def _send(self, producer: Producer, noted: Publish, regretted: bool) -> None:
+        """Send it; a delayed one that is regretted is cancelled, if there is still time."""
+        await publish(producer, self.history, self.clock, noted)
+        if noted.deliver_at and regretted and noted.offset is not None:
+            async with self._recorder(f"{noted.client} canceller") as canceller:
+                await canceller.cancel(noted.place, noted.offset, noted.value)
+
+    def _recorder(self, name: str) -> Recorder:
+        return Recorder(
+            self._plan.bootstrap, self.history, GROUP, self.clock, **self._settings(name)
+        )
 
     # The end.
 
@@ -130,9 +148,7 @@ class QueueWorkload:
 
     async def _until_drained(self, seconds: float) -> None:
         end = self._loop.time() + seconds
-        settings = self._settings("overseer")
-        overseer = Recorder(self._plan.bootstrap, self.history, GROUP, self.clock, **settings)
-        async with overseer:
+        async with self._recorder("overseer") as overseer:
             left = list(self.places)
             while left:
                 self.check_alive()
@@ -150,6 +166,9 @@ class QueueWorkload:
 
     async def _state(self, overseer: Recorder, place: Partition) -> str:
         try:
+            stats = (await overseer.ask(place, DelayStats(*place))).message
+            if stats.pending:
+                return repr(stats)
             reply = await overseer.ask(place, DescribeQueue(*place, GROUP))
         except RaftqError as error:
             return repr(error)
