@@ -197,9 +197,10 @@ class Ledger:
 
     def _wants_snapshot(self) -> bool:
         # A big state is written less often, so that writing it stays a part of the work.
-        return not self._snapshotting and (
-            self._since_bytes >= max(SNAPSHOT_BYTES, self._snapshot_bytes)
-            or self._since_records >= SNAPSHOT_RECORDS
+        return (
+            not self._snapshotting
+            and (self._since_bytes >= SNAPSHOT_BYTES or self._since_records >= SNAPSHOT_RECORDS)
+            and self._since_bytes >= self._snapshot_bytes
         )
 
     def begin_snapshot(self) -> None:
