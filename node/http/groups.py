@@ -100,7 +100,7 @@ class ResetPlace(Kind):
             if given.isascii() and given.isdigit():
                 return ResetTo("offset", OFFSET.read_text(place, self._digits.read(place, given)))
             return ResetTo("time", Time().read(place, given))
-        if type(given) is int:
+        if type(given) in (int, float):
             return ResetTo("offset", OFFSET.read(place, given))
         raise invalid(place, "must be earliest, latest, an offset or a time")
 

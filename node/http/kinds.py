@@ -27,6 +27,7 @@ TEXT_CHARACTERS_MAX = 4096
 SETTINGS_MAX = 64
 SHOWN_CHARACTERS_MAX = 60
 INTEGER_MAX = (1 << 63) - 1
+DURATION_FORMAT = "raftq-duration"
 _WHOLE_CHARACTERS_MAX = 20
 
 
@@ -69,7 +70,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Whole(Kind):
-    """A whole number, both ends included."""
+    """A whole number, both ends included. JSON has one kind of numbers: 5.0 is whole, too."""
 
     low: int
     high: int
@@ -78,8 +79,11 @@ class Whole(Kind):
         return {"type": "integer", "minimum": self.low, "maximum": self.high}
 
     def read(self, place: str, given: Any) -> int:
+        if type(given) is float and given.is_integer():
+            given = int(given)
         if type(given) is not int:
-            raise invalid(place, f"must be a whole number, not {kind_of(given)}")
+            what = "a fraction" if type(given) is float else kind_of(given)
+            raise invalid(place, f"must be a whole number, not {what}")
         if not self.low <= given <= self.high:
             raise invalid(place, f"must be in {self.low}..{self.high}")
         return given
@@ -182,6 +186,7 @@ class Duration(Kind):
     def schema(self) -> Schema:
         return {
             "type": "string",
+            "format": DURATION_FORMAT,
             "pattern": f"^({DURATION_PATTERN}|0)$",
             "maxLength": DURATION_CHARACTERS_MAX,
             "example": "1h30m",
@@ -297,10 +302,10 @@ class Settings(Kind):
 def _setting(place: str, value: Any) -> Detail:
     if isinstance(value, str):
         return Text().read(place, value)
-    if type(value) is int:
-        return Whole(-INTEGER_MAX - 1, INTEGER_MAX).read(place, value)
     if value is None or type(value) is bool:
         return value
+    if type(value) is int or (type(value) is float and value.is_integer()):
+        return Whole(-INTEGER_MAX - 1, INTEGER_MAX).read(place, value)
     raise invalid(place, f"must be a string, whole number or boolean, not {kind_of(value)}")
 
 

@@ -31,6 +31,7 @@ from raftq.node.http.kinds import (
     Kind,
     Schema,
     Time,
+    Whole,
     encodable,
     kind_of,
     or_null,
@@ -53,19 +54,19 @@ PRIORITY_NAME: Schema = {"type": "string", "enum": list(PRIORITIES)}
 class Priority(Kind):
     """A lane by name or number."""
 
+    _number = Whole(0, len(PRIORITIES) - 1)
+
     def schema(self) -> Schema:
-        number = {"type": "integer", "minimum": 0, "maximum": len(PRIORITIES) - 1}
         name = {"type": "string", "enum": list(_NUMBERS)}
-        return {"anyOf": [name, number], "default": "normal"}
+        return {"anyOf": [name, self._number.schema()], "default": "normal"}
 
     def read(self, place: str, given: Any) -> int:
-        if type(given) is str:
-            number = _NUMBERS.get(given)
-            if number is not None:
-                return number
-        elif type(given) is int and 0 <= given < len(PRIORITIES):
-            return given
-        raise invalid(place, f"must be one of {', '.join(PRIORITIES)}, or 0..4")
+        if type(given) in (int, float):
+            return self._number.read(place, given)
+        number = _NUMBERS.get(given) if type(given) is str else None
+        if number is None:
+            raise invalid(place, f"must be one of {', '.join(PRIORITIES)}, or 0..4")
+        return number
 
 
 # What a message may have besides what depends on an encoding; the column it goes to.

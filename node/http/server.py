@@ -141,7 +141,10 @@ class HttpServer:
         exchange = _Exchange(request, f"{self._node_id:x}-{self._number:x}")
         try:
             response = await self._respond(exchange)
-            await self._write(exchange, response)
+            try:
+                await self._write(exchange, response)
+            except ConnectionError as error:
+                logger.debug("nobody takes an answer", extra={"problem": str(error)})
             self._metrics.answered(exchange.label, response.status, loop.time() - began)
             return response
         finally:

@@ -96,6 +96,7 @@ class ReceiptHandlers:
 
     def __init__(self, context: Context) -> None:
         self._gateway = context.gateway
+        self._topics = context.topics
 
     def settle(self, verb: Verb, facts: Facts) -> Handler:
         async def handler(call: Call) -> Reply:
@@ -103,6 +104,8 @@ class ReceiptHandlers:
             one: Receipt | None = body["receipt_handle"]
             receipts = body["receipt_handles"] if one is None else [one]
             delay_ms = body.get("timeout") if verb == "extend" else body.get("delay")
+            for topic in dict.fromkeys(receipt.topic for receipt in receipts):
+                await self._topics.by_name(topic)
             settlement = Settlement(
                 verb=verb,
                 receipts=receipts,

@@ -90,7 +90,7 @@ def test_an_empty_key_is_a_key() -> None:
         ({"value": "v", "headers_encoding": "x"}, "headers_encoding"),
         ({"value": "v", "partition": "0"}, "partition"),
         ({"value": "v", "partition": -1}, "partition"),
-        ({"value": "v", "partition": 1.0}, "partition"),
+        ({"value": "v", "partition": 1.5}, "partition"),
         ({"value": "v", "partition": True}, "partition"),
         ({"value": "v", "partition": 10**30}, "partition"),
         ({"value": "v", "priority": "urgent"}, "priority"),
