@@ -1,0 +1,358 @@
+"""Sending the copies that a led partition owes: dead letters and redrives. (Shell.)
+
+copies.py says what is owed and why each copy is made once. One task per target partition sends what
+is owed to it, a batch at a time, and goes on trying for as long as the epoch lasts: whoever waits
+for an unreachable target is that task alone. When a batch has arrived, its source records are
+settled and the batch is DONE in one write.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
+from typing import Any, Protocol
+
+from raftq.client.tasks import Tasks, pause
+from raftq.client.wire.batch import Producer, encode
+from raftq.client.wire.errors import (
+    CorruptBatch,
+    FencedProducer,
+    OutOfOrderSequence,
+    RaftqError,
+    RequestTimeout,
+    UnknownPartition,
+    UnknownTopic,
+)
+from raftq.client.wire.record import Headers, Record
+from raftq.node.delivery.group import DeadLetter, Row
+from raftq.node.leading import Led
+from raftq.node.queues.copies import NO_PRODUCER, Copies, Letter, Open, Owed, Stream, Target, pack
+from raftq.node.queues.deliveries import Deliveries
+from raftq.node.queues.ledger import TAG_TRANSFER, Ledger
+from raftq.node.queues.letters import GROUP, SUFFIX, UNREADABLE, dead_headers, redriven_headers
+from raftq.node.queues.scattered import ScatteredRecords
+
+logger = logging.getLogger(__name__)
+
+BATCH_RECORDS = 250
+BATCH_BYTES = 1024 * 1024
+TEXT_MAX = 1024
+RETRY_S_MIN = 0.05
+RETRY_S_MAX = 5.0
+GONE_S = 60.0
+"""After so long a redrive gives up on a topic that is no more; its letters stay."""
+REPAIR_S = 60.0
+"""After so long damaged records are given up."""
+SPARE_S = 60.0
+
+
+class Courier(Protocol):
+    """How a node reaches other topics."""
+
+    async def make_dead_letters(self, topic: str) -> None:
+        """Return when the topic has its dead letters, with as many partitions."""
+
+    async def producer_id(self) -> int:
+        """One that nobody else has."""
+
+    async def send(self, target: Target, batch: bytearray) -> None:
+        """Return when the target has the batch replicated."""
+
+    def exists(self, target: Target) -> bool:
+        """Whether there is such a partition, as far as this node knows."""
+
+
+class _Over(Exception):
+    """The ledger takes nothing more: another leader goes on."""
+
+
+class LedTransfers:
+    """Transfers of one engine. See the module's docstring."""
+
+    def __init__(  # noqa: PLR0913 - what the engine and the node hand over
+        self,
+        led: Led,
+        ledger: Ledger,
+        deliveries: Deliveries,
+        courier: Courier,
+        rng: Random,
+        wall_ms: Callable[[], int],
+        on_damage: Callable[[CorruptBatch], None] = lambda error: None,
+    ) -> None:
+        self.copies = Copies()
+        self._led = led
+        self._ledger = ledger
+        self._deliveries = deliveries
+        self._courier = courier
+        self._rng = rng
+        self._wall_ms = wall_ms
+        self._records = ScatteredRecords(led.data.log, on_damage)
+        self._tasks = Tasks(f"the transfers of {led.place}")
+        self._sending: dict[Target, None] = {}
+        self._redriving: dict[int, None] = {}
+        self._moved: asyncio.Future[None] = led.loop.create_future()
+        self._producer_lock = asyncio.Lock()
+        self._stopped = False
+
+    # The chapter
+
+    def replay(self, content: bytes) -> None:
+        self.copies.replay(content)
+
+    def snapshot(self) -> Iterable[bytes]:
+        return self.copies.snapshot()
+
+    def begin(self) -> None:
+        for stream in list(self.copies.streams.values()):
+            for row in stream.rows:
+                if row.letter is None:
+                    self._redriving.update(dict.fromkeys(range(row.start, row.end)))
+                else:
+                    nonce = row.letter.nonce
+                    self._deliveries.doom(row.letter.group, [(nonce, row.start, row.end)])
+            self._start(stream)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._tasks.cancel()
+
+    # What is owed
+
+    def bury(self, group: str, letters: Sequence[DeadLetter], error: str) -> "asyncio.Future[None]":
+        """Owe the dead letters of these dying records; done when that is replicated."""
+        place = self._led.place
+        found = self._deliveries.groups.get(group)
+        if place.topic.endswith(SUFFIX) or found is None:
+            # No dead letter of a dead letter: it waits and comes again.
+            self._deliveries.spare(group, letters, self._wall_ms() / 1000 + SPARE_S)
+            return self._ledger.barrier()
+        rows = []
+        for each in letters:
+            lease = found.core.leases.get(each.nonce)
+            assert lease is not None, f"{each} dies without a lease"
+            letter = Letter(
+                *(group, each.nonce, each.attempt, each.first, each.last),
+                *(each.reason[:TEXT_MAX], error[:TEXT_MAX]),
+            )
+            rows.append(Owed(each.start, each.end, lease.lane, letter))
+        target = (place.topic + SUFFIX, place.number)
+        return self._owe({target: rows})
+
+    def redrive(self, rows: Mapping[Target, Sequence[Owed]]) -> "asyncio.Future[None]":
+        """Owe these letters to where they came from; done when that is replicated."""
+        for some in rows.values():
+            for row in some:
+                self._redriving.update(dict.fromkeys(range(row.start, row.end)))
+        return self._owe(rows)
+
+    def is_leaving(self, offset: int) -> bool:
+        """Whether a letter is about to be redriven."""
+        return offset in self._redriving
+
+    def _owe(self, rows: Mapping[Target, Sequence[Owed]]) -> "asyncio.Future[None]":
+        entries = [self.copies.owed(target, some) for target, some in rows.items()]
+        owed = self._write(*entries)
+        for target in rows:
+            self._start(self.copies.stream(target))
+        return owed
+
+    def _write(self, *entries: list[Any]) -> "asyncio.Future[None]":
+        return self._ledger.write(self._applied(*entries))
+
+    def _applied(self, *entries: list[Any]) -> list[bytes]:
+        for entry in entries:
+            self.copies.apply(entry)
+        return [TAG_TRANSFER + pack(entry) for entry in entries]
+
+    async def arrived(self, targets: Iterable[Target], timeout_s: float) -> None:
+        """Return when nothing is owed to these that is owed now, or when the time is over."""
+        goals = []
+        for target in targets:
+            stream = self.copies.stream(target)
+            goals.append((stream, stream.given + stream.owed))
+        until = self._led.loop.time() + timeout_s
+        while any(stream.given < goal for stream, goal in goals) and not self._stopped:
+            left = until - self._led.loop.time()
+            if left <= 0:
+                return
+            await asyncio.wait((self._moved,), timeout=left)
+
+    # Sending
+
+    def _start(self, stream: Stream) -> None:
+        if stream.owed and stream.target not in self._sending and not self._stopped:
+            self._sending[stream.target] = None
+            self._tasks.spawn(self._send_all(stream))
+
+    async def _send_all(self, stream: Stream) -> None:
+        target = stream.target
+        delay_s, failed_at = RETRY_S_MIN, 0.0
+        try:
+            while stream.owed:
+                try:
+                    await self._send_next(stream)
+                    delay_s, failed_at = RETRY_S_MIN, 0.0
+                    continue
+                except (OutOfOrderSequence, FencedProducer) as error:
+                    await self._renumber(stream, error)
+                except RaftqError as error:
+                    now = self._led.loop.time()
+                    failed_at = failed_at or now
+                    if await self._gives_up(stream, error, now - failed_at):
+                        continue
+                    logger.info(
+                        "partition=%s copies for %s wait: %s", self._led.place, target, error
+                    )
+                await pause(delay_s * (0.5 + self._rng.random()))
+                delay_s = min(2 * delay_s, RETRY_S_MAX)
+        except _Over:
+            logger.info("partition=%s copies for %s are another's now", self._led.place, target)
+        finally:
+            self._sending.pop(target, None)
+
+    async def _send_next(self, stream: Stream) -> None:
+        if self.copies.producer_id == NO_PRODUCER:
+            await self._take_producer()
+        if stream.open is None and not await self._open(stream):
+            return
+        sent = stream.open
+        assert sent is not None, stream
+        batch = self._batch(stream, sent)
+        if stream.rows[0].letter is not None:
+            await self._courier.make_dead_letters(self._led.place.topic)
+        await self._courier.send(stream.target, batch)
+        self._finish(stream, sent.count)
+
+    async def _take_producer(self) -> None:
+        async with self._producer_lock:
+            if self.copies.producer_id == NO_PRODUCER:
+                producer_id = await self._courier.producer_id()
+                # Replicated before it is used: nobody ever takes another.
+                await self._replicated(self._write(self.copies.producer(producer_id)))
+
+    async def _replicated(self, written: "asyncio.Future[None]") -> None:
+        while True:
+            try:
+                await asyncio.shield(written)
+                return
+            except RequestTimeout:
+                written = self._ledger.barrier()
+            except RaftqError as error:
+                raise _Over from error
+
+    async def _open(self, stream: Stream) -> bool:
+        """Give numbers to the next batch; False when its first records are gone for ever."""
+        rows = stream.first(BATCH_RECORDS)
+        count = size = 0
+        for row in rows:
+            if row.lane != rows[0].lane or size >= BATCH_BYTES:
+                break
+            found, rest = self._records.read(range(row.start, row.end), BATCH_BYTES - size)
+            here = 0
+            while row.start + here < row.end and row.start + here in found:
+                size += len(found[row.start + here].value)
+                here += 1
+            count += here
+            if here < row.end - row.start:
+                if not count and row.start not in rest:
+                    self._lost(stream, row)
+                    return False
+                break
+        await self._replicated(self._write(self.copies.batch(stream, count)))
+        return True
+
+    def _lost(self, stream: Stream, row: Owed) -> None:
+        """The first record that is owed cannot be read."""
+        log = self._led.data.log
+        if log.start_offset <= row.start < log.end_offset:
+            raise CorruptBatch(f"{self._led.place} cannot read offset {row.start}")
+        logger.error("partition=%s offset=%d is gone: no copy", self._led.place, row.start)
+        self._finish(stream, 1)
+
+    def _batch(self, stream: Stream, sent: Open) -> bytearray:
+        """The open batch, made from the records as often as it is sent."""
+        source = (self._led.place.topic, self._led.place.number)
+        pairs: list[tuple[Record, Headers]] = []
+        rows = stream.first(sent.count)
+        for row in rows:
+            found, _ = self._records.read(range(row.start, row.end))
+            for offset in range(row.start, row.end):
+                letter = row.letter
+                record = found.get(offset)
+                if record is None:
+                    # It was there when the batch got its numbers, and those stand.
+                    record = Record(offset, 0, None, b"", {}, row.lane)
+                    letter = letter and letter._replace(error=UNREADABLE)
+                if letter is None:
+                    pairs.append((record, redriven_headers(record, source)))
+                else:
+                    pairs.append((record, dead_headers(record, letter, source)))
+        keys = [record.key for record, _ in pairs]
+        return encode(
+            [record.value for record, _ in pairs],
+            keys if any(key is not None for key in keys) else None,
+            [headers for _, headers in pairs],
+            self._wall_ms(),
+            lane=rows[0].lane,
+            producer=Producer(self.copies.producer_id, sent.epoch, sent.sequence),
+        )
+
+    def _finish(self, stream: Stream, count: int) -> None:
+        """The first records of a stream are safe: settle them where they came from."""
+        settled: dict[str, list[Row]] = {}
+        redriven: list[tuple[int, int]] = []
+        for row in stream.first(count):
+            if row.letter is None:
+                redriven.append((row.start, row.end))
+                for offset in range(row.start, row.end):
+                    self._redriving.pop(offset, None)
+            else:
+                letter = row.letter
+                settled.setdefault(letter.group, []).append((letter.nonce, row.start, row.end))
+        for group, rows in settled.items():
+            self._deliveries.settle_dead(group, rows)
+        done = self._applied(self.copies.done(stream, count))
+        if redriven:
+            self._deliveries.pass_over(GROUP, redriven, done)
+        else:
+            self._ledger.write(done)
+        self._tell()
+
+    def _tell(self) -> None:
+        moved, self._moved = self._moved, self._led.loop.create_future()
+        if not moved.done():
+            moved.set_result(None)
+
+    # When it does not go well
+
+    async def _renumber(self, stream: Stream, error: RaftqError) -> None:
+        """The target knows nothing of the open batch, or another epoch: begin a new one."""
+        sent = stream.open
+        assert sent is not None, stream
+        known = error.details.get("epoch")
+        epoch = max(sent.epoch, known if isinstance(known, int) else 0) + 1
+        logger.warning(
+            "partition=%s copies for %s begin epoch %d: %s",
+            self._led.place, stream.target, epoch, error,
+        )  # fmt: skip
+        await self._replicated(self._write(self.copies.renumbered(stream, epoch)))
+
+    def _gives_up(self, stream: Stream, error: RaftqError, failing_s: float) -> bool:
+        """Whether what is owed first is not owed any more."""
+        if isinstance(error, CorruptBatch) and stream.open is None and failing_s > REPAIR_S:
+            row = stream.rows[0]
+            logger.error("partition=%s offset=%d is lost: %s", self._led.place, row.start, error)
+            self._finish(stream, 1)
+            return True
+        is_redrive = stream.rows[0].letter is None
+        is_gone = isinstance(error, UnknownTopic | UnknownPartition)
+        if is_redrive and is_gone and failing_s > GONE_S:
+            if self._courier.exists(stream.target):
+                return False
+            for row in stream.rows:
+                for offset in range(row.start, row.end):
+                    self._redriving.pop(offset, None)
+            self._write(self.copies.dropped(stream))
+            self._tell()
+            return True
+        return False
