@@ -63,6 +63,7 @@ from raftq.node.http.server import HttpServer
 from raftq.node.identity import Identity, boot_id, remember, what_was_lost
 from raftq.node.metering import metered
 from raftq.node.partitions import Partitions
+from raftq.node.queues.courier import NodeCourier
 from raftq.node.server.session import Handler, Session
 from raftq.node.server.tcp import TcpServer
 from raftq.node.services import Services
@@ -119,7 +120,8 @@ class Node:
             config.replication.move_bytes_s,
         )
         self.coordinators = Coordinators(self.node_id, self.metadata, rng, wall_ms)
-        self.services = Services(self.partitions, rng, wall_ms, self.coordinators)
+        self.courier = NodeCourier(self.node_id, self.partitions, self.metadata, self.connect)
+        self.services = Services(self.partitions, rng, wall_ms, self.coordinators, self.courier)
         self.upkeep = Upkeep(
             self.partitions, self, wall_ms, self.spawn, config.storage.scrub_bytes_s
         )
@@ -275,6 +277,7 @@ class Node:
             await self.server.__aexit__(None, None, None)
         self.upkeep.stop()
         clean = self.partitions.stop(clean=not failed)
+        await self.courier.close()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

@@ -15,13 +15,17 @@ from raftq.node.coordinators import Coordinators
 from raftq.node.leading import Led, Service
 from raftq.node.partitions import Partitions
 from raftq.node.place import Place
+from raftq.node.queues.courier import NodeCourier
 from raftq.node.queues.delay_handlers import DelayHandlers
 from raftq.node.queues.delay_line import DelayLine
+from raftq.node.queues.deliveries import Deliveries
 from raftq.node.queues.engine import QueueTools
 from raftq.node.queues.handlers import QueueHandlers
-from raftq.node.queues.parts import NoDelayLine, NoTransfers
+from raftq.node.queues.ledger import Ledger
+from raftq.node.queues.parts import NoDelayLine
 from raftq.node.queues.serving import Queues
-from raftq.node.strand import DELAYS
+from raftq.node.queues.transfers import LedTransfers
+from raftq.node.strand import DATA, DELAYS
 
 
 class Services:
@@ -33,21 +37,26 @@ class Services:
         rng: Random,
         wall_ms: Callable[[], int],
         coordinators: Coordinators,
+        courier: NodeCourier,
     ) -> None:
         self._partitions = partitions
         self._wall_ms = wall_ms
+        self._rng = rng
+        self._courier = courier
         self.coordinators = coordinators
         self.queues = Queues(
             QueueTools(
                 rng=rng,
                 wall_ms=wall_ms,
-                make_transfers=NoTransfers,
+                make_transfers=self._transfers,
                 make_delay_line=self._delay_line,
                 report_damage=self._damaged,
             )
         )
         self.queue_handlers = QueueHandlers(partitions, self.queues)
-        self.delay_handlers = DelayHandlers(partitions, self.queues)
+        self.delay_handlers = DelayHandlers(
+            partitions, self.queues, self.queue_handlers.queue, courier.exists
+        )
         partitions.serve = self.serve
 
     def serve(self, led: Led) -> Service:
@@ -62,6 +71,13 @@ class Services:
             **self.delay_handlers.table(),
             **self.coordinators.table(),
         }
+
+    def _transfers(self, led: Led, ledger: Ledger, deliveries: Deliveries) -> LedTransfers:
+        place = led.place
+        return LedTransfers(
+            *(led, ledger, deliveries, self._courier, self._rng, self._wall_ms),
+            lambda error: self._damaged(place, DATA, error),
+        )
 
     def _delay_line(self, led: Led) -> DelayLine:
         place = led.place

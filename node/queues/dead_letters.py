@@ -7,6 +7,7 @@ Letters are looked at in order, from an offset on, for a moment at a time; an an
 everything was looked at, and says where to go on.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -59,7 +60,7 @@ async def dead_letters(engine: Engine, message: wire.DeadLetters, exists: Exists
     if message.verb == "purge":
         if letters:
             ranges = [(one.offset, one.offset + 1) for one in letters]
-            await engine.deliveries.pass_over(GROUP, _merged(ranges))
+            await asyncio.shield(engine.deliveries.pass_over(GROUP, _merged(ranges)))
         return wire.DeadLettersReply(len(letters), (), found.next_offset)
     count = await _redrive(transfers, letters, exists)
     return wire.DeadLettersReply(count, (), found.next_offset)
@@ -76,7 +77,7 @@ async def _redrive(transfers: LedTransfers, letters: list[Record], exists: Exist
         rows.setdefault(target, []).append(row)
         count += 1
     if rows:
-        await transfers.redrive(rows)
+        await asyncio.shield(transfers.redrive(rows))
         await transfers.arrived(rows, ARRIVE_S)
     return count
 

@@ -1,17 +1,20 @@
-"""Handlers of what clients ask about delayed records. (Shell.)
+"""Handlers of what clients ask about delayed records and dead letters. (Shell.)
 
-All of them are for the leader of the partition. Asking does not make a topic a queue: one that is
-none has no delayed records.
+All of them are for the leader of the partition. Asking for delayed records does not make a topic a
+queue: one that is none has none.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from raftq.client.wire import queue_messages as wire
 from raftq.client.wire.batch import Buffer
 from raftq.client.wire.messages import EPOCH_ANY
 from raftq.node.partition import Partition
+from raftq.node.queues.dead_letters import Answer, Exists, dead_letters
 from raftq.node.queues.delay_line import DelayLine
 from raftq.node.queues.packing import pack_records
+from raftq.node.queues.queue import PartitionQueue
 from raftq.node.queues.serving import Queues, check_topic
 
 LIST_MAX = 10_000
@@ -26,9 +29,17 @@ class Home(Protocol):
 class DelayHandlers:
     """See the module's docstring."""
 
-    def __init__(self, partitions: Home, queues: Queues) -> None:
+    def __init__(
+        self,
+        partitions: Home,
+        queues: Queues,
+        open_queue: Callable[[str, int], Awaitable[PartitionQueue]],
+        exists: Exists,
+    ) -> None:
         self._partitions = partitions
         self._queues = queues
+        self._open_queue = open_queue
+        self._exists = exists
 
     def table(self) -> dict[type, Any]:
         """Request class -> handler."""
@@ -36,6 +47,7 @@ class DelayHandlers:
             wire.ListDelayed: self.list_delayed,
             wire.CancelDelayed: self.cancel_delayed,
             wire.DelayStats: self.delay_stats,
+            wire.DeadLetters: self.dead_letters,
         }
 
     def _line(self, topic: str, number: int) -> DelayLine | None:
@@ -92,3 +104,9 @@ class DelayHandlers:
             delay_ms_sum=counts.delay_ms_sum,
             late_ms_max=counts.late_ms_max,
         )
+
+    async def dead_letters(
+        self, message: wire.DeadLetters, raw: memoryview, session: Any
+    ) -> Answer:
+        queue = await self._open_queue(message.topic, message.partition)
+        return await dead_letters(queue.engine, message, self._exists)

@@ -198,11 +198,10 @@ class LedTransfers:
                 except RaftqError as error:
                     now = self._led.loop.time()
                     failed_at = failed_at or now
-                    if await self._gives_up(stream, error, now - failed_at):
+                    if self._gives_up(stream, error, now - failed_at):
                         continue
-                    logger.info(
-                        "partition=%s copies for %s wait: %s", self._led.place, target, error
-                    )
+                    place = self._led.place
+                    logger.info("partition=%s copies for %s wait: %s", place, target, error)
                 await pause(delay_s * (0.5 + self._rng.random()))
                 delay_s = min(2 * delay_s, RETRY_S_MAX)
         except _Over:
