@@ -460,7 +460,7 @@ class Coordinator:
             self._log_bytes = self._snapshot_bytes = 0
             self._outbox += map(pack, self.core.snapshot())
             end = self._append()
-        except DiskFull as error:
+        except StorageError as error:
             logger.error("partition=%s no snapshot of groups: %s", self.led.place, error)
             return
         self._snapshot_bytes = self._log_bytes

@@ -271,12 +271,16 @@ class Coordinators:
         found: list[GroupSummary] = []
         for number in sorted(self._by_number):
             coordinator = self._by_number.get(number)
-            if coordinator is not None:
+            if coordinator is None:
+                continue
+            try:
                 await coordinator.until_ready()
-                found += [
-                    GroupSummary(one.name, one.phase, one.mode, len(one.members), one.generation)
-                    for one in coordinator.core.groups.values()
-                ]
+            except NotLeader:
+                continue  # whoever leads it now tells of its groups
+            found += [
+                GroupSummary(one.name, one.phase, one.mode, len(one.members), one.generation)
+                for one in coordinator.core.groups.values()
+            ]
         found.sort(key=lambda one: one.group)
         return ListGroupsReply(tuple(found[:ITEMS_MAX]))
 

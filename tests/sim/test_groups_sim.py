@@ -18,7 +18,7 @@ TEST = "test_no_partition_has_two_owners_and_the_group_comes_to_rest"
 
 
 def chunks() -> list[list[int]]:
-    wanted = list(seeds(400))
+    wanted = list(seeds(300))
     return [wanted[at : at + SEEDS_PER_TEST] for at in range(0, len(wanted), SEEDS_PER_TEST)]
 
 
