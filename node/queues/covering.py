@@ -26,7 +26,7 @@ from raftq.client.wire.batch import (
     decode,
 )
 from raftq.client.wire.cutting import cut_batch
-from raftq.client.wire.errors import CorruptBatch, OffsetOutOfRange
+from raftq.client.wire.errors import CorruptBatch
 from raftq.client.wire.layout import CRCS_AT, REST_AT
 from raftq.node.storage.log import Log
 
@@ -182,6 +182,8 @@ class Coverer:
         for kept in self._kept.values():
             if kept.base <= offset < kept.end:
                 return kept
+        if offset < self._log.start_offset:
+            return None  # retention took it since it was returned
         try:
             while self._position < len(self._chunk):
                 found = _Found(self._chunk, self._position)
@@ -200,8 +202,6 @@ class Coverer:
             found.check()
         except CorruptBatch as error:
             covered.error = self._examined(offset, error)
-        except OffsetOutOfRange:
-            pass  # retention took it since it was leased
         else:
             self._position = found.length
             return found

@@ -50,7 +50,7 @@ SNAPSHOT_END = b"SE"
 BATCH_BYTES = 4 * 1024 * 1024
 PIECE_BYTES = 1024 * 1024
 SNAPSHOT_BYTES = 4 * 1024 * 1024
-SNAPSHOT_RECORDS = 50_000
+SNAPSHOT_RECORDS = 25_000
 REPLICATED_S = 30.0
 """How long an answer waits for the other replicas before it says that it does not know."""
 _MORE, _LAST = b"\x01", b"\x00"

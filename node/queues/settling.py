@@ -91,12 +91,16 @@ def _unknown(name: str, rows: list[Row]) -> list[str]:
 
 
 def _ack(core: GroupDelivery, rows: list[Row], now: float) -> tuple[list[str], Entry | None]:
+    if not rows:
+        return [], None
     try:
-        entry = core.ack(rows, now)
+        return [""] * len(rows), core.ack(rows, now)
     except LeaseLost:
-        pass
-    else:
-        return [""] * len(rows), entry if rows else None
+        return _ack_some(core, rows, now)
+
+
+def _ack_some(core: GroupDelivery, rows: list[Row], now: float) -> tuple[list[str], Entry | None]:
+    """Row by row: not all of them are held."""
     errors: list[str] = []
     held: list[Row] = []
     for row in rows:
