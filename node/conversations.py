@@ -129,7 +129,8 @@ class Conversation:
             return
         log = strand.log
         point = common_end(log.epochs, log.end_offset, wanted.pairs(), wanted.end_offset)
-        if wanted.end_offset < log.start_offset or point < wanted.start_offset:
+        if point < log.start_offset or point < wanted.start_offset:
+            # Nothing that the leader keeps is known to be the same.
             self._tell(strand, "reset", log.start_offset)
         elif point < wanted.end_offset:
             self._tell(strand, "truncate", point)

@@ -415,6 +415,30 @@ def test_a_follower_that_ends_below_the_leaders_beginning_begins_anew() -> None:
     run(scenario)
 
 
+def test_a_follower_that_parted_before_the_leaders_beginning_begins_anew() -> None:
+    """Where their histories part is cut off at the leader: it cannot say what they share."""
+
+    async def scenario(world: World) -> None:
+        copy, leader = world.follower.partition.ledger, world.leader.partition.ledger
+        assert copy is not None
+        assert leader is not None
+        for _ in range(4):
+            leader.append(encode([b"x"]))
+        for at in range(3):
+            copy.take(leader.log.read(at, 1), 3, 0)
+        world.leader.decide(2, 2)
+        world.follower.decide(2, 2)
+        for _ in range(4):
+            copy.append(encode([b"alone"]))
+        world.begin(3)
+        leader.append(encode([b"newer"]))
+        leader.log.truncate_prefix(4)
+        assert world.take(world.subscribe(LEDGER)) == [(LEDGER, "reset")]
+        assert (copy.log.start_offset, copy.log.end_offset) == (4, 4)
+
+    run(scenario)
+
+
 def test_nothing_that_is_not_readable_may_be_cut_off() -> None:
     async def scenario(world: World) -> None:
         assert world.led.ledger is not None
