@@ -350,3 +350,37 @@ def test_a_node_that_was_down_and_one_that_is_new_get_all_strands(tmp_path: Path
         await moved.replicated(moved.append(encode([b"x"])) + 1)
 
     run(tmp_path, 3, scenario)
+
+
+@pytest.mark.slow
+def test_rotten_bits_of_a_ledger_are_repaired_from_another_copy(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.create(replication=3)
+        await cluster.until(cluster.is_whole)
+        leader = cluster.leader()
+        assert leader is not None
+        await cluster.nodes[leader].partitions.enable_queues("t")
+        led = cluster.owner(leader).led
+        assert led.ledger is not None
+        for _ in range(20):
+            end = led.ledger.append(encode([b"x" * 900])) + 1
+        await led.ledger.replicated(end)
+        await cluster.until(cluster.same)
+        for node_id, node in cluster.nodes.items():
+            files = sorted((tmp_path / str(node_id) / "logs/t-1/0/ledger").glob("*.log"))
+            assert len(files) > 2
+            with files[1].open("r+b") as file:
+                file.seek(500)
+                byte = file.read(1)
+                file.seek(500)
+                file.write(bytes([byte[0] ^ 1]))
+            partition = node.partitions.of("t", 0)
+            for _ in partition.strands:
+                node.upkeep._scrub(partition)
+            assert partition.ledger is not None
+            assert partition.ledger.log.damaged
+            await cluster.until(lambda node=node: node.upkeep.repaired)
+            assert not partition.ledger.log.damaged
+        assert cluster.same()
+
+    run(tmp_path, 3, scenario)
