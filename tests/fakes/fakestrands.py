@@ -14,7 +14,7 @@ from simdisk import SimDisk
 
 from raftq.client.wire.errors import NotLeader
 from raftq.cluster.topic_config import TopicConfig, topic_config
-from raftq.node.partition import Place
+from raftq.node.place import Place
 from raftq.node.storage.config import LogConfig
 from raftq.node.storage.log import Log
 
@@ -132,8 +132,9 @@ class FakePartition:
         disk: object | None = None,
         directory: str = "/p",
         config: TopicConfig | None = None,
+        topic_id: int = 7,
     ) -> None:
-        self.place = Place(topic, 7, number, directory)
+        self.place = Place(topic, topic_id, number, directory)
         self.config = config or topic_config({"fsync": "none"}, 3)
         self.lag_s = lag_s
         self.disk = disk or SimDisk()
