@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -54,10 +55,10 @@ class Stage:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for recorder in self._recorders:
-            await recorder.close()
-        await self.producer.close(timeout=5.0)
-        await self.admin.close()
+        for client in (*self._recorders, self.admin):
+            await client.close()
+        with suppress(RaftqError):  # what was not acknowledged is in the history
+            await self.producer.close(timeout=5.0)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         self._tasks.append(asyncio.get_running_loop().create_task(work))
