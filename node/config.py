@@ -76,10 +76,13 @@ class StorageConfig:
     """Ask the kernel to start writing after this many bytes, so that a sync finds little to do."""
     scrub_bytes_s: int = 4 * MIB
     """How fast old data is read again in search of damage; 0 for never."""
+    reserve_bytes: int = 4 * MIB
+    """Set aside on a node that keeps queues, so that workers can settle while the disk is full; 0
+    for none: then a full disk makes them do their work again."""
 
     def __post_init__(self) -> None:
         found = _outside(self, fsync_interval_ms=(1, HOUR_MS), write_behind_bytes=(64 * KIB, None))
-        found += _outside(self, scrub_bytes_s=(0, None))
+        found += _outside(self, scrub_bytes_s=(0, None), reserve_bytes=(0, 1024 * MIB))
         if self.page_cache_bytes is not None:
             found += _outside(self, page_cache_bytes=(self.write_behind_bytes, None))
         _refuse(found)

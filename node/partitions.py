@@ -55,6 +55,7 @@ from raftq.node.replica_files import (
     remove_replica,
 )
 from raftq.node.replication import Following, Net, Spawn
+from raftq.node.reserve import Reserve
 from raftq.node.storage.disk import Disk
 from raftq.node.storage.log import Log
 from raftq.node.storage.producers import Producers
@@ -95,6 +96,7 @@ class Partitions:
         self._config = config
         self._me = config.node_id
         self._disk = disk
+        self._reserve = Reserve(disk, config.data_dir, config.storage.reserve_bytes)
         self._metadata = metadata
         self._spawn = spawn
         self._following: Following
@@ -370,6 +372,10 @@ class Partitions:
         for log, producers in opened:
             partition.open_strand(log, producers)
             self.syncer.add(log)
+        if topic.queued:
+            self._reserve.hold()
+        for strand in partition.strands:
+            strand.reserve = self._reserve
         return partition
 
     def _open_strands(

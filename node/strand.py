@@ -12,11 +12,13 @@ partition's.
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from raftq.client.wire.batch import Buffer
 from raftq.client.wire.errors import (
     CorruptBatch,
+    DiskFull,
     OffsetOutOfRange,
     RaftqError,
     RequestTimeout,
@@ -25,6 +27,7 @@ from raftq.client.wire.errors import (
 from raftq.cluster.topic_config import TopicConfig
 from raftq.node.pending import Pending
 from raftq.node.replica import Reach
+from raftq.node.reserve import Reserve
 from raftq.node.storage import producer_files
 from raftq.node.storage.incoming import Limits, check_incoming
 from raftq.node.storage.log import Log
@@ -43,6 +46,7 @@ DATA, LEDGER, DELAYS = range(3)
 NAMES = ("data", "ledger", "delays")
 TAIL_BYTES_MAX = 4 * 1024 * 1024
 
+T = TypeVar("T")
 StrandKey = tuple[int, int, int]
 """Topic id, number of the partition, number of the strand."""
 
@@ -104,7 +108,7 @@ class Strand:
     __slots__ = (
         "_directory", "_flushing", "_front", "_home", "_limits", "_saved_base", "_syncs", "counts",
         "for_all", "for_sync", "key", "listeners", "log", "name", "number", "partition",
-        "producers", "reach", "readers", "replica", "tail",
+        "producers", "reach", "readers", "replica", "reserve", "tail",
     )  # fmt: skip
 
     def __init__(
@@ -125,6 +129,7 @@ class Strand:
         self.for_sync = Pending()
         self.tail = Tail(TAIL_BYTES_MAX)
         self.counts = Counts()
+        self.reserve: Reserve | None = None
         self._home = home
         self._directory = producers_directory(place.directory, number)
         self._flushing = False
@@ -149,6 +154,7 @@ class Strand:
         """Append a client's batches, all but repeated ones; the end of the last. Their base offsets
         are added to `bases`, so that whoever gets an error knows how far it went."""
         batches = check_incoming(raw, self._limits)
+        self._check_room()
         log, producers = self.log, self.producers
         before = log.end_offset
         began = self._home.loop.time()
@@ -189,11 +195,8 @@ class Strand:
         log = self.log
         before = log.end_offset
         began = self._home.loop.time()
-        try:
-            base = log.append(batch, self.replica.epoch)
-        except StorageFailed as error:
-            self._home.failed(self.partition, error)
-            raise
+        self._check_room()
+        base = self._write(lambda: log.append(batch, self.replica.epoch))
         fields = LONG_HEADER.unpack_from(batch)
         producer_id, producer_epoch, sequence, timestamp = fields[11:15]
         if producer_id >= 0:
@@ -203,6 +206,24 @@ class Strand:
             self.tail.put(base, log.end_offset, batch)
         self._grown(before, len(batch), began)
         return base
+
+    def _check_room(self) -> None:
+        """DiskFull while what is left of the disk is for ledgers."""
+        if self.reserve is not None and self.number != LEDGER:
+            self.reserve.check(self._home.loop.time())
+
+    def _write(self, write: Callable[[], T]) -> T:
+        """A ledger that finds the disk full gets the room that was set aside for it."""
+        try:
+            try:
+                return write()
+            except DiskFull:
+                if self.reserve is None or self.number != LEDGER or not self.reserve.give_up():
+                    raise
+                return write()
+        except StorageFailed as error:
+            self._home.failed(self.partition, error)
+            raise
 
     def _grown(self, before: int, size: int, began: float) -> None:
         log, counts = self.log, self.counts
@@ -235,21 +256,17 @@ class Strand:
         self.producers.end_offset = self.log.end_offset
         producer_files.save(self.producers, self.log.disk, self._directory)
 
-    def wait_for_all(self, end: int, timeout_ms: int, reply: Any) -> "asyncio.Future[Any]":
+    def wait_for_all(self, end: int, timeout_ms: int, reply: T) -> "asyncio.Future[T]":
         """The reply, once all of the in-sync set have everything below `end`."""
-        return self._wait(self.for_all, end, timeout_ms, reply)
+        self._home.touched(self.partition)
+        return self.for_all.add(end, self._home.loop.time() + timeout_ms / 1000, reply)
 
-    def wait_for_sync(self, end: int, timeout_ms: int, reply: Any) -> "asyncio.Future[Any] | None":
+    def wait_for_sync(self, end: int, timeout_ms: int, reply: T) -> "asyncio.Future[T] | None":
         """The reply, once that is as durable here as the topic asks; None when it is already."""
         if not self._syncs or end <= self.log.flushed_offset:
             return None
-        return self._wait(self.for_sync, end, timeout_ms, reply)
-
-    def _wait(
-        self, pending: Pending, end: int, timeout_ms: int, reply: Any
-    ) -> "asyncio.Future[Any]":
         self._home.touched(self.partition)
-        return pending.add(end, self._home.loop.time() + timeout_ms / 1000, reply)
+        return self.for_sync.add(end, self._home.loop.time() + timeout_ms / 1000, reply)
 
     # Syncs
 
@@ -280,7 +297,9 @@ class Strand:
             self._home.reached(self)
         if self._front is not None and flushed >= self._front[1]:
             self._drop_front(self._front[0])
-        if flushed < self.log.end_offset and (self._syncs or self._front is not None):
+        if flushed < self.log.end_offset and (
+            self._syncs or self._front is not None or flushed < self._saved_base
+        ):
             self.flush()
 
     # The beginning of the log
@@ -376,11 +395,7 @@ class Strand:
         log, producers = self.log, self.producers
         before = log.end_offset
         if len(raw):
-            try:
-                facts = log.append_stamped(raw)
-            except StorageFailed as error:
-                self._home.failed(self.partition, error)
-                raise
+            facts = self._write(lambda: log.append_stamped(raw))
             for producer_id, producer_epoch, sequence, count, base, timestamp in facts:
                 if producer_id >= 0:
                     producers.note(producer_id, producer_epoch, sequence, count, base, timestamp)

@@ -44,8 +44,6 @@ class QueueTools:
     wall_ms: Callable[[], int]
     make_transfers: MakeTransfers
     make_delay_line: MakeDelayLine
-    give_room: Callable[[], bool] = lambda: False
-    """Free space that was set aside; False when there is none left to free."""
     report_damage: Callable[[Place, int, CorruptBatch], None] = lambda place, strand, error: None
     """Have a strand repaired."""
 
@@ -63,7 +61,7 @@ class Engine:
         assert led.ledger is not None, f"{led.place} has no ledger"
         self.led = led
         self.tools = tools
-        self.ledger = Ledger(led.ledger, led.loop, on_lost, tools.give_room)
+        self.ledger = Ledger(led.ledger, led.loop, on_lost)
         self.deliveries = Deliveries(led, self.ledger, tools.rng, self.now())
         self.deliveries.on_change = on_change
         self.offsets = StoredOffsets(self.ledger)

@@ -31,7 +31,6 @@ from raftq.client.wire.batch import encode
 from raftq.client.wire.encoder import encode_control
 from raftq.client.wire.errors import (
     CorruptFile,
-    DiskFull,
     NotLeader,
     RaftqError,
     RequestTimeout,
@@ -74,12 +73,10 @@ class Ledger:
         strand: ReplicatedLog,
         loop: asyncio.AbstractEventLoop,
         on_lost: Callable[[RaftqError], None],
-        give_room: Callable[[], bool] = lambda: False,
     ) -> None:
         self.strand = strand
         self._loop = loop
         self._on_lost = on_lost
-        self._give_room = give_room
         self._chapters: Mapping[bytes, Chapter] = {}
         self._records: list[bytes] = []
         self._turn: asyncio.Future[None] | None = None
@@ -162,7 +159,7 @@ class Ledger:
             batch = encode_control(part[0]) if len(part) == 1 else encode(part, control=True)
             size = len(batch)
             try:
-                end = self._append_batch(batch) + len(part)
+                end = self.strand.append(batch) + len(part)
             except RaftqError as error:
                 if written:
                     error.outcome = "unknown"
@@ -170,14 +167,6 @@ class Ledger:
             written = True
             self._since_bytes += size
         return end
-
-    def _append_batch(self, batch: bytearray) -> int:
-        try:
-            return self.strand.append(batch)
-        except DiskFull:
-            if not self._give_room():
-                raise
-            return self.strand.append(batch)
 
     def _await_replicated(self, end: int, future: "asyncio.Future[None]") -> None:
         """Pass on that the log is replicated up to `end`, or why nobody will know."""
