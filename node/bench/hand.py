@@ -14,15 +14,20 @@ import asyncio
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from operator import attrgetter
 from struct import Struct
 from typing import Any
 
-from raftq import aio
-from raftq.client.options import LANES
+from raftq.client.consumer import Consumer
+from raftq.client.leased import LeasedRecord
+from raftq.client.producer import Producer
+from raftq.client.queue_client import QueueClient
 from raftq.client.transport import run
 from raftq.client.wire.layout import LANE_COUNT
+from raftq.client.worker import Worker
 from raftq.node.bench.bare_queue import BareQueue
 from raftq.node.bench.crew import clock
 from raftq.node.bench.runner import make_values
@@ -51,7 +56,7 @@ class Role:
 class Drain(Role):
     async def begin(self) -> None:
         self._client = await self.stack.enter_async_context(
-            aio.QueueClient(
+            QueueClient(
                 self.bootstrap,
                 group=self.settings.get("group", "drain"),
                 topics=[self.topic],
@@ -89,7 +94,7 @@ class Drain(Role):
             await self._client.ack_many(messages)
             count += len(messages)
             worked = self._worked + clock() - began
-            for lane, number in _by_lane(messages).items():
+            for lane, number in Counter(map(attrgetter("priority"), messages)).items():
                 lanes[lane] += number
                 self._gaps[lane] = max(self._gaps[lane], worked - self._served[lane])
                 self._served[lane] = worked
@@ -112,19 +117,10 @@ class Drain(Role):
         return {"count": count, "cpu_s": time.process_time() - cpu}
 
 
-def _by_lane(messages: Any) -> dict[int, int]:
-    """How many of each lane; a reply has long runs of one lane."""
-    found: dict[int, int] = {}
-    for message in messages:
-        lane = LANES[message.priority]
-        found[lane] = found.get(lane, 0) + 1
-    return found
-
-
 class Handle(Role):
     async def begin(self) -> None:
         self._ages: list[float] = []
-        self._worker = aio.Worker(
+        self._worker = Worker(
             self.bootstrap,
             group=self.settings.get("group", "handle"),
             topics=[self.topic],
@@ -133,7 +129,7 @@ class Handle(Role):
         )
         self._running = asyncio.ensure_future(self._worker.run())
 
-    async def _handle(self, message: Any) -> None:
+    async def _handle(self, message: LeasedRecord) -> None:
         self._ages.append(clock() - STAMP.unpack_from(message.value)[0])
 
     async def count(self) -> Answer:
@@ -147,9 +143,7 @@ class Handle(Role):
         return {"ages": ages}
 
     async def end(self) -> None:
-        stopping = self._worker.stop()
-        if stopping is not None:
-            await stopping
+        self._worker.stop()
         await self._running
         await super().end()
 
@@ -159,7 +153,7 @@ class Members(Role):
 
     async def begin(self) -> None:
         self._seen: dict[int, list[tuple[float, int]]] = {}
-        self._consumers: dict[int, aio.Consumer] = {}
+        self._consumers: dict[int, Consumer] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def join(self, first: int, count: int, over_s: float = 0.0) -> Answer:
@@ -171,7 +165,7 @@ class Members(Role):
         return {"began": began, "ended": clock()}
 
     async def _be_member(self, number: int) -> None:
-        async with aio.Consumer(
+        async with Consumer(
             self.bootstrap,
             group=self.settings["group"],
             topics=[self.topic],
@@ -219,14 +213,14 @@ class Members(Role):
 class Pace(Role):
     async def begin(self) -> None:
         self._producer = await self.stack.enter_async_context(
-            aio.Producer(self.bootstrap, acks="all", linger_ms=self.settings.get("linger_ms", 0))
+            Producer(self.bootstrap, acks="all", linger_ms=self.settings.get("linger_ms", 0))
         )
         self._padding = make_values(1)[0][STAMP.size : self.settings.get("value_bytes", 1024)]
-        self._going: asyncio.Task[int] | None = None
+        self._going: asyncio.Task[None] | None = None
 
     async def send(self, seconds: float, rate: float, wall: bool = False) -> Answer:
-        """`rate` a second for so long; `wall`: stamped with the wall clock."""
-        now = time.time if wall else clock
+        """`rate` a second for so long; `wall`: stamped with the wall clock, in ms."""
+        now = (lambda: time.time() * 1000) if wall else clock
         began, sent = clock(), 0
         late = 0.0
         while (elapsed := clock() - began) < seconds:
@@ -240,19 +234,19 @@ class Pace(Role):
         return {"count": sent, "late_s": late}
 
     async def begin_rounds(self, partitions: int, pause_s: float) -> Answer:
-        """One record to each partition, again and again, until `end_rounds`."""
+        """One record to each partition, again and again, to the end."""
         self._going = asyncio.ensure_future(self._rounds(partitions, pause_s))
         return {}
 
-    async def end_rounds(self) -> Answer:
-        assert self._going is not None
-        self._going.cancel()
-        await asyncio.wait([self._going])
-        if not self._going.cancelled():
-            self._going.result()
-        return {}
+    async def end(self) -> None:
+        if self._going is not None:
+            self._going.cancel()
+            await asyncio.wait([self._going])
+            if not self._going.cancelled():
+                self._going.result()
+        await super().end()
 
-    async def _rounds(self, partitions: int, pause_s: float) -> int:
+    async def _rounds(self, partitions: int, pause_s: float) -> None:
         value = STAMP.pack(0.0) + self._padding
         next_at = clock()
         while True:
@@ -264,9 +258,7 @@ class Pace(Role):
 
 class Delay(Role):
     async def begin(self) -> None:
-        self._producer = await self.stack.enter_async_context(
-            aio.Producer(self.bootstrap, acks="all")
-        )
+        self._producer = await self.stack.enter_async_context(Producer(self.bootstrap, acks="all"))
 
     async def fill(self, count: int, first_ms: float, rate: float, value_bytes: int) -> Answer:
         """`count` records, due from `first_ms` on at `rate` a second."""

@@ -30,7 +30,7 @@ PARTITIONS = 6
 LEASE_RECORDS = 500
 STREAMS = 2
 """Portions that each worker process has under way: one being acked while the next is leased."""
-AHEAD, AHEAD_QUICK = 200_000, 12_000
+AHEAD, AHEAD_QUICK = 200_000, 40_000
 """Records that are there when a slice begins: more than are taken in it."""
 HELD, HELD_QUICK = 500_000, 5_000
 HOLD_S = 3_600.0
@@ -49,12 +49,16 @@ class Supply:
         self._topic = topic
         self._lanes = lanes
         self._following = endless(make_batches(make_values()))
+        self._turn = 0
 
     def add(self, count: int) -> None:
-        """Rounded up to whole batches, the same number in each lane."""
+        """Rounded up to whole batches, the same number in each lane of each partition."""
         for _ in range(-(-count // (BATCH_RECORDS * len(self._lanes)))):
+            partition = self._turn % PARTITIONS
+            self._turn += 1
             for lane in self._lanes:
-                self._producer.send_many(self._topic, self._following(), priority=lane)
+                values = self._following()
+                self._producer.send_many(self._topic, values, priority=lane, partition=partition)
         self._producer.flush()
 
 
