@@ -296,9 +296,11 @@ class Fetcher:
         queries = []
         turns = {part.key: part.turn for part in parts}
         for part in parts:
-            assert part.start is not None
-            by, at = part.start
-            queries.append(OffsetQuery(part.topic, part.partition, by, at))
+            if part.start is not None:  # else a seek has found a position before the connection
+                by, at = part.start
+                queries.append(OffsetQuery(part.topic, part.partition, by, at))
+        if not queries:
+            return
         reply = (await connection.request(ListOffsets(tuple(queries)))).message
         for answer in reply.answers:
             held = self._positions.parts.get((answer.topic, answer.partition))
