@@ -16,6 +16,7 @@ from raftq.node.http.values import (
     DURATION_CHARACTERS_MAX,
     DURATION_MS_MAX,
     DURATION_PATTERN,
+    format_duration,
     parse_duration,
     parse_time,
 )
@@ -28,6 +29,7 @@ SETTINGS_MAX = 64
 SHOWN_CHARACTERS_MAX = 60
 INTEGER_MAX = (1 << 63) - 1
 DURATION_FORMAT = "raftq-duration"
+EXAMPLE_MS = 10_000
 _WHOLE_CHARACTERS_MAX = 20
 
 
@@ -189,7 +191,7 @@ class Duration(Kind):
             "format": DURATION_FORMAT,
             "pattern": f"^({DURATION_PATTERN}|0)$",
             "maxLength": DURATION_CHARACTERS_MAX,
-            "example": "1h30m",
+            "example": format_duration(min(max(EXAMPLE_MS, self.least_ms), self.most_ms) / 1000),
         }
 
     def read(self, place: str, given: Any) -> int:

@@ -4,6 +4,7 @@ from typing import Any
 
 from raftq.client.wire.errors import Detail
 from raftq.cluster.state import ClusterState, PartitionState
+from raftq.cluster.topic_config import REPLICATION_MAX
 from raftq.node.http.context import Context
 from raftq.node.http.errors import invalid
 from raftq.node.http.fields import (
@@ -25,7 +26,6 @@ HOUR_MS = 3_600_000
 PARTITIONS_DEFAULT = 3
 RETENTION_HOURS_DEFAULT = 168
 PARTITIONS_MAX = 100_000
-REPLICATION_MAX = 255
 HOURS_MAX = 100 * 365 * 24
 MOVES_MAX = 1000
 INTERNAL_PREFIX = "__"
