@@ -196,7 +196,11 @@ class Strand:
         before = log.end_offset
         began = self._home.loop.time()
         self._check_room()
-        base = self._write(lambda: log.append(batch, self.replica.epoch))
+        epoch = self.replica.epoch
+        try:
+            base = log.append(batch, epoch)
+        except (DiskFull, StorageFailed) as error:
+            base = self._write_again(error, lambda: log.append(batch, epoch))
         fields = LONG_HEADER.unpack_from(batch)
         producer_id, producer_epoch, sequence, timestamp = fields[11:15]
         if producer_id >= 0:
@@ -212,17 +216,16 @@ class Strand:
         if self.reserve is not None and self.number != LEDGER:
             self.reserve.check(self._home.loop.time())
 
-    def _write(self, write: Callable[[], T]) -> T:
-        """A ledger that finds the disk full gets the room that was set aside for it."""
+    def _write_again(self, error: DiskFull | StorageFailed, write: Callable[[], T]) -> T:
+        """A ledger that found the disk full gets the room that was set aside for it."""
         try:
-            try:
-                return write()
-            except DiskFull:
-                if self.reserve is None or self.number != LEDGER or not self.reserve.give_up():
-                    raise
-                return write()
-        except StorageFailed as error:
-            self._home.failed(self.partition, error)
+            if self.reserve is None or self.number != LEDGER or isinstance(error, StorageFailed):
+                raise error
+            if not self.reserve.give_up():
+                raise error
+            return write()
+        except StorageFailed as failure:
+            self._home.failed(self.partition, failure)
             raise
 
     def _grown(self, before: int, size: int, began: float) -> None:
@@ -395,7 +398,10 @@ class Strand:
         log, producers = self.log, self.producers
         before = log.end_offset
         if len(raw):
-            facts = self._write(lambda: log.append_stamped(raw))
+            try:
+                facts = log.append_stamped(raw)
+            except (DiskFull, StorageFailed) as error:
+                facts = self._write_again(error, lambda: log.append_stamped(raw))
             for producer_id, producer_epoch, sequence, count, base, timestamp in facts:
                 if producer_id >= 0:
                     producers.note(producer_id, producer_epoch, sequence, count, base, timestamp)
