@@ -18,7 +18,7 @@ from raftq.node.storage.config import LogConfig
 from raftq.node.storage.disk import Disk
 from raftq.node.storage.log import Log
 from raftq.node.storage.producers import Producers
-from raftq.node.strand import DATA, NAMES, known_producers, producers_directory
+from raftq.node.strand import DATA, DELAYS, NAMES, known_producers, producers_directory
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,8 @@ def open_strand(
             if number == DATA
             else min(segment_bytes, OWNED_SEGMENT_BYTES),
             with_lanes=number == DATA,
-            page_cache_bytes=storage.page_cache_bytes,
+            # Delayed records are read again, one by one, when they are due: the kernel knows best.
+            page_cache_bytes=None if number == DELAYS else storage.page_cache_bytes,
             write_behind_bytes=storage.write_behind_bytes,
             seal_sync=False,
         ),

@@ -113,6 +113,7 @@ class DelayLine:
         batch = Batch(bytes(raw))
         deliver_at = array("q", batch.deliver_at() or ())
         self._staged.append((batch.end_offset, base, deliver_at, batch.length))
+        self._records.learn(batch)
         counts = self.counts
         counts.scheduled += len(deliver_at)
         now = self._wall_ms()
@@ -212,7 +213,8 @@ class DelayLine:
     async def _take_over(self) -> None:
         led, delays = self.led, self._delays
         delays_end, data_end = self._began
-        rebuilt = await rebuild(delays.log, led.data.log, delays_end, data_end)
+        learn = self._records.learn
+        rebuilt = await rebuild(delays.log, led.data.log, delays_end, data_end, learn)
         self.book = rebuilt.book
         self._firing = Firing(
             led, delays, rebuilt, self._records, self.counts, self._wall_ms, self._wake_up

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,23 +87,30 @@ class Rebuilt:
     """Above every id that the data log names."""
 
 
-async def rebuild(delays: Log, data: Log, delays_end: int, data_end: int) -> Rebuilt:
+async def rebuild(
+    delays: Log, data: Log, delays_end: int, data_end: int, learn: Callable[[Batch], None]
+) -> Rebuilt:
     """Read the delays log up to `delays_end` and what is needed of the data log up to `data_end`.
+
+    Every batch of delayed records is shown to `learn`.
 
     Damage is waited for, because another replica may repair it: a mark that cannot be read lets a
     record fire twice. When it stays, all of the data log tells what has fired.
     """
     for _ in range(REPAIRS_MAX):
         try:
-            return await _Rebuild(delays, data, data_end, False).run(delays_end)
+            return await _Rebuild(delays, data, data_end, learn, False).run(delays_end)
         except (CorruptBatch, CorruptFile) as error:
             logger.error("log=%s delays wait for repair: %s", delays.directory, error)
             await pause(REPAIR_S)
-    return await _Rebuild(delays, data, data_end, True).run(delays_end)
+    return await _Rebuild(delays, data, data_end, learn, True).run(delays_end)
 
 
 class _Rebuild:
-    def __init__(self, delays: Log, data: Log, data_end: int, careless: bool) -> None:
+    def __init__(
+        self, delays: Log, data: Log, data_end: int, learn: Callable[[Batch], None], careless: bool
+    ) -> None:
+        self._learn = learn
         self._delays = delays
         self._data = data
         self._data_end = data_end
@@ -143,6 +150,7 @@ class _Rebuild:
             self._found.book.scheduled(batch.base_offset, deliver_at, batch.length)
         else:
             self._found.book.moved(ids, deliver_at, batch.base_offset, batch.length)
+        self._learn(batch)
 
     def _control(self, value: bytes) -> None:
         found, book = self._found, self._found.book

@@ -36,6 +36,8 @@ SMALL_BYTES = 16 * 1024
 READ_BYTES = 64 * 1024
 GAP_BYTES = 4 * 1024
 COLUMN_RECORDS_MAX = 2_000_000
+LEARN_MAX = 4
+"""Batches that one read looks into for the first time: that is what takes long."""
 UNPACKED_BYTES_MAX = 32 * 1024 * 1024
 UNLIMITED = 1 << 62
 
@@ -175,19 +177,22 @@ class ScatteredRecords:
         self._unpacked_bytes = 0
         self._window = b""
         self._window_at = 0
+        self._learned = 0
 
     def read(
         self, places: Sequence[int], bytes_max: int = UNLIMITED
     ) -> tuple[dict[int, Record], list[int]]:
         """The records at these places, in any order, and the places that were not looked at.
 
-        It stops after about `bytes_max`, and with at least one. What cannot be read is in neither.
+        It stops after about `bytes_max`, or when it took long, and with at least one. What cannot
+        be read is in neither.
         """
         found: dict[int, Record] = {}
         wanted = sorted(places)
         at = size = 0
         self._window = b""
-        while at < len(wanted) and size < bytes_max:
+        self._learned = 0
+        while at < len(wanted) and size < bytes_max and self._learned < LEARN_MAX:
             try:
                 before = at
                 at = self._read_batch(wanted, at, found, bytes_max - size)
@@ -259,10 +264,18 @@ class ScatteredRecords:
                 raise CorruptBatch(f"no batch with offset {place} where it is due")
 
     def _learn(self, place: int) -> "_Columns | _Unpacked":
-        log = self._log
-        segment, position = log.stored_at(place)
-        batch = log.batch_at(place)
+        self._learned += 1
+        return self._keep(self._log.batch_at(place))
+
+    def learn(self, batch: Batch) -> None:
+        """Keep the columns of a batch that was just written or read, if it is worth it."""
+        big = batch.length > SMALL_BYTES and batch.codec == CODEC_NONE
+        if big and batch.base_offset not in self._known:
+            self._keep(batch)
+
+    def _keep(self, batch: Batch) -> "_Columns | _Unpacked":
         _check_dense(batch)
+        segment, position = self._log.stored_at(batch.base_offset)
         known: _Columns | _Unpacked
         if batch.codec == CODEC_NONE:
             known = _Columns(batch, segment, position)
@@ -271,7 +284,10 @@ class ScatteredRecords:
             known = _Unpacked(batch)
             self._unpacked_bytes += known.size
         self._known[known.base] = known
-        insort(self._bases, known.base)
+        if not self._bases or known.base > self._bases[-1]:
+            self._bases.append(known.base)
+        else:
+            insort(self._bases, known.base)
         while len(self._known) > 1 and (
             self._column_records > COLUMN_RECORDS_MAX or self._unpacked_bytes > UNPACKED_BYTES_MAX
         ):

@@ -138,7 +138,7 @@ class FakePartition:
         self.config = config or topic_config({"fsync": "none"}, 3)
         self.lag_s = lag_s
         self.disk = disk or SimDisk()
-        options = LogConfig(segment_bytes=segment_bytes, seal_sync=False)
+        options = LogConfig(segment_bytes=segment_bytes, seal_sync=False, page_cache_bytes=None)
         self.disk.make_directory(directory)
         self.strands = {
             name: FakeStrand(Log.open(self.disk, f"{directory}/{name}", options, 0))
