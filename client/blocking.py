@@ -41,7 +41,7 @@ C = TypeVar("C", bound=Client)
 T = TypeVar("T")
 
 
-class _Blocking:
+class Blocking:
     """What the blocking clients have in common: the thread, opening and closing."""
 
     def __init__(self, client: Client) -> None:
@@ -92,7 +92,7 @@ class _Blocking:
                 raise
 
 
-class Producer(_Blocking):
+class Producer(Blocking):
     """Sends records: `with Producer("127.0.0.1:7070") as producer: ...`.
 
     Settings are the fields of ProducerOptions. Any number of threads may use it.
@@ -185,7 +185,7 @@ class Producer(_Blocking):
         self._close(self._client.close(timeout))
 
 
-class Consumer(GroupVerbs, _Blocking):
+class Consumer(GroupVerbs, Blocking):
     """Reads records of partitions that it is assigned, or that its group gives it:
     `with Consumer("127.0.0.1:7070", group="billing", topics=["orders"]) as consumer: ...`.
 
@@ -264,7 +264,7 @@ class Consumer(GroupVerbs, _Blocking):
             self._polling.release()
 
 
-class Admin(_Blocking):
+class Admin(Blocking):
     """Administrates the cluster: `with Admin("127.0.0.1:7070") as admin: ...`.
 
     Settings are the fields of AdminOptions.

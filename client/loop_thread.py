@@ -11,7 +11,7 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
 from typing import Any, Protocol, TypeVar
 
@@ -67,6 +67,34 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    def spawn(
+        self, work: Coroutine[Any, Any, None], done: Callable[[BaseException | None], None]
+    ) -> None:
+        """Run on the loop without waiting; `done` is called there with what ended it."""
+
+        async def run() -> None:
+            try:
+                await work
+            except asyncio.CancelledError:
+                done(QueueClosed("the interpreter is ending"))
+                raise
+            except BaseException as error:
+                done(error)
+            else:
+                done(None)
+
+        asyncio.run_coroutine_threadsafe(run(), self.loop)
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Call this on the loop soon; from any thread, or a signal handler."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(call)
+
+    def await_end(self) -> None:
+        """Wait for the thread's end if its last client has left."""
+        if not self.users and threading.current_thread() is not self._thread:
+            self._thread.join(EXIT_S_MAX)
 
     def stop(self, timeout_s: float | None = None) -> None:
         if not self.loop.is_closed():

@@ -71,6 +71,7 @@ class Member:
         self.member_epoch = 0  # 0: not a member
         self.generation = 0
         self.session_end = float("inf")  # when others may own what this member owned
+        self._tasks: Tasks
         self._has_asked = False  # so the coordinator may know it
         self._before: GroupHeartbeatReply | None = None
         self._poked = False
@@ -80,6 +81,7 @@ class Member:
         self._backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_ms_max, options.rng)
 
     def start(self, tasks: Tasks) -> None:
+        self._tasks = tasks
         self._running = tasks.spawn(self._run())
 
     def poke(self) -> None:
@@ -168,8 +170,8 @@ class Member:
             wait_ms,
         )
         self._has_asked = True
-        asking = self._loop.create_task(
-            self._coordinator.ask_once(request, wait_ms / 1000 + ANSWER_S)
+        asking: asyncio.Task[GroupHeartbeatReply | RaftqError] = self._tasks.spawn(
+            self._ask(request, wait_ms / 1000 + ANSWER_S)
         )
         try:
             if wait_ms:
@@ -179,10 +181,23 @@ class Member:
                 await asyncio.wait((asking, poked), return_when=asyncio.FIRST_COMPLETED)
                 if not asking.done():
                     return None
-            return await asking
+            answer = await asking
         finally:
             self._waiting = None
-            asking.cancel()
+            if not asking.done():
+                asking.cancel()
+        if isinstance(answer, RaftqError):
+            raise answer
+        return answer
+
+    async def _ask(
+        self, request: GroupHeartbeat, timeout_s: float
+    ) -> GroupHeartbeatReply | RaftqError:
+        """The answer or the error, as a value."""
+        try:
+            return await self._coordinator.ask_once(request, timeout_s)
+        except RaftqError as error:
+            return error
 
     def _heard(self, reply: GroupHeartbeatReply, began: float) -> bool:
         """Take in an answer; whether it says anything new."""

@@ -10,9 +10,12 @@ if TYPE_CHECKING:
     from raftq.client.blocking import Admin as Admin
     from raftq.client.blocking import Consumer as Consumer
     from raftq.client.blocking import Producer as Producer
+    from raftq.client.blocking_queue import QueueClient as QueueClient
+    from raftq.client.blocking_queue import Worker as Worker
     from raftq.client.results import Appended as Appended
     from raftq.client.wire import errors as errors
     from raftq.client.wire.errors import RaftqError as RaftqError
+    from raftq.client.worker import Reject as Reject
     from raftq.node.embedded import AsyncQueue as AsyncQueue
     from raftq.node.embedded import Message as Message
     from raftq.node.embedded import Queue as Queue
@@ -25,12 +28,15 @@ _HOMES = {
     "Message": "raftq.node.embedded",
     "Producer": "raftq.client.blocking",
     "Queue": "raftq.node.embedded",
+    "QueueClient": "raftq.client.blocking_queue",
     "RaftqError": "raftq.client.wire.errors",
+    "Reject": "raftq.client.worker",
+    "Worker": "raftq.client.blocking_queue",
 }
 
 __all__ = [
-    "Admin", "Appended", "AsyncQueue", "Consumer", "Message", "Producer", "Queue", "RaftqError",
-    "errors",
+    "Admin", "Appended", "AsyncQueue", "Consumer", "Message", "Producer", "Queue", "QueueClient",
+    "RaftqError", "Reject", "Worker", "errors",
 ]  # fmt: skip
 
 

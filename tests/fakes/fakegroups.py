@@ -37,10 +37,13 @@ class Lanes:
 
     def __init__(self, log: FakePartition) -> None:
         self._log = log
+        self._known: list[tuple[int, int, int]] = []
 
     def _runs(self, lane: int) -> list[tuple[int, int]]:
-        batches = [decode(raw) for raw in self._log.batches]
-        return [(one.base_offset, one.end_offset) for one in batches if one.lane == lane]
+        for raw in self._log.batches[len(self._known) :]:
+            one = decode(raw)
+            self._known.append((one.lane, one.base_offset, one.end_offset))
+        return [(start, end) for number, start, end in self._known if number == lane]
 
     def next_run(self, lane: int, offset: int) -> tuple[int, int] | None:
         for start, end in self._runs(lane):
@@ -123,6 +126,10 @@ class FakeGroups(FakeCluster):
     def move_coordinator(self, node_id: int | None) -> None:
         self.coordinator = node_id
         self._changed()
+
+    def lead(self, topic: str, partition: int, node_id: int | None) -> None:
+        super().lead(topic, partition, node_id)
+        self.topics[topic][partition].grown = asyncio.Event()
 
     def add_topic(self, name: str, partitions: int = 1) -> list[FakePartition]:
         parts = super().add_topic(name, partitions)

@@ -15,8 +15,8 @@ TOP_PACKAGES = {"node", "cluster", "client", "chaos"}
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 PUBLIC = [
-    "Admin", "Appended", "AsyncQueue", "Consumer", "Message", "Producer", "Queue", "RaftqError",
-    "errors",
+    "Admin", "Appended", "AsyncQueue", "Consumer", "Message", "Producer", "Queue", "QueueClient",
+    "RaftqError", "Reject", "Worker", "errors",
 ]  # fmt: skip
 # Put together from halves, so that this file does not find itself.
 LEFTOVER = re.compile(

@@ -1,0 +1,211 @@
+"""Shell: leases from the nodes that lead the partitions of some topics. On the loop only.
+
+One request goes to each leader, for all its partitions, and waits there until there is something. A
+node answers at once when one of them is not its own any more, so such a partition rests for a
+moment and comes back when its leader is known anew. Partitions and topics that are added are found
+with the routes, which are asked for from time to time.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from raftq.client.fetcher import read_batches
+from raftq.client.leaders import error_of_code
+from raftq.client.leased import LeasedRecord, Place, Receipt, to_leased
+from raftq.client.options import Address
+from raftq.client.pool import Pool
+from raftq.client.queue_options import QueueOptions
+from raftq.client.routes import Routes
+from raftq.client.settling import Said, Settler
+from raftq.client.tasks import Tasks
+from raftq.client.wire.errors import RaftqError, UnknownTopic
+from raftq.client.wire.queue_messages import Lease, LeasedPartition, LeasePartition
+from raftq.client.wire.schema import ITEMS_MAX
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 5.0  # beyond the wait that was asked for
+NO_EPOCH = 0  # of no leader ever
+
+Partitions = tuple[LeasePartition, ...]
+
+
+class Leasing:
+    """Leases for one holder of a group."""
+
+    def __init__(
+        self,
+        options: QueueOptions,
+        holder: str,
+        routes: Routes,
+        pool: Pool,
+        settler: Settler,
+        tasks: Tasks,
+    ) -> None:
+        self.holder = holder
+        self.problem: RaftqError | None = None  # why nothing can be leased at all
+        self._options = options
+        self._routes = routes
+        self._pool = pool
+        self._settler = settler
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._topics = dict.fromkeys(options.topics)
+        self._resting: dict[Place, tuple[int | None, float]] = {}  # whose fault, until when
+        self._failures: dict[Place, int] = {}
+        self._listeners: list[Callable[[], None]] = []
+        self._alarm: asyncio.TimerHandle | None = None
+        routes.want(self._topics)
+        routes.watch(self._tell)
+
+    def watch(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when `nodes` may have changed."""
+        self._listeners.append(listener)
+
+    def add_topics(self, topics: Iterable[str]) -> None:
+        """There are more topics that match the pattern."""
+        new = [topic for topic in topics if topic not in self._topics]
+        if new:
+            self._topics.update(dict.fromkeys(new))
+            self._routes.want(new)
+            self._routes.request_refresh()
+
+    def stop(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    async def find(self) -> None:
+        """Wait until the topics are known. UnknownTopic when one of them is not there."""
+        for topic in self._options.topics:
+            await self._routes.topic(topic)
+
+    async def is_found(self, timeout_s: float) -> bool:
+        """Whether the topics are known by then."""
+        if any(topic not in self._routes.topics for topic in self._options.topics):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self.find()
+            except TimeoutError:
+                return False
+        return True
+
+    def nodes(self) -> dict[Address, Partitions]:
+        """Whom to ask for what."""
+        now = self._loop.time()
+        found: dict[Address, list[LeasePartition]] = {}
+        for topic in self._topics:
+            info = self._routes.topics.get(topic)
+            if info is None:
+                if topic in self._options.topics and self._routes.is_missing(topic, now):
+                    self.problem = UnknownTopic(f"no topic is named {topic!r}")
+                continue
+            for part in info.partitions:
+                leader = self._routes.leader(topic, part.partition)
+                place = topic, part.partition
+                if leader is not None and not self._rests(place, leader[0], now):
+                    found.setdefault(leader[1], []).append(LeasePartition(*place))
+        return {address: tuple(parts[:ITEMS_MAX]) for address, parts in found.items()}
+
+    def _rests(self, place: Place, leader: int, now: float) -> bool:
+        rest = self._resting.get(place)
+        if rest is None:
+            return False
+        if rest[0] == leader and now < rest[1]:
+            return True
+        del self._resting[place]
+        return False
+
+    async def take(
+        self, address: Address, partitions: Partitions, records_max: int, wait_ms: int,
+        lease_ms: int,
+    ) -> list[LeasedRecord]:  # fmt: skip
+        """Lease from one node; [] when there is nothing in time, or nobody to ask. Errors are for
+        callers that asked for what nobody may."""
+        options = self._options
+        request = Lease(
+            options.group, self.holder, partitions, records_max, options.lease_bytes, lease_ms,
+            wait_ms, options.start,
+        )  # fmt: skip
+        places = [(one.topic, one.partition) for one in partitions]
+        try:
+            connection = await self._pool.get(address)
+            timeout_s = wait_ms / 1000 + ANSWER_S
+            reply = await connection.request(request, timeout_s=timeout_s)
+        except RaftqError as error:
+            for place in places:
+                self._rest(place, error)
+            if not error.retriable:
+                raise
+            return []
+        found: list[LeasedRecord] = []
+        for one in reply.message.partitions:
+            place = one.topic, one.partition
+            if one.error:
+                self._rest(place, error_of_code(one.error, place))
+            else:
+                self._failures.pop(place, None)
+                raw = reply.raw[one.start : one.start + one.length]
+                found += self._read(place, one, raw)
+        return found
+
+    def _read(self, place: Place, one: LeasedPartition, raw: memoryview) -> list[LeasedRecord]:
+        try:
+            return to_leased(place, one.ranges, read_batches(raw))
+        except RaftqError as error:
+            # Damaged on the way: give it back, so that no attempt is spent.
+            logger.error("leased records of %s/%d cannot be read: %s", *place, error)
+            self._rest(place, error)
+            receipts = [
+                Receipt(*place, offset, leased.nonce)
+                for leased in one.ranges
+                for offset in range(leased.start, leased.end)
+            ]
+            self._tasks.spawn(self._settler.settle(receipts, Said("release")))
+            return []
+
+    def call_off(self, address: Address, partitions: Partitions) -> None:
+        """End a request that waits at a node: a newer one takes its place, and is answered at once,
+        as it is for an epoch that is none."""
+        self._tasks.spawn(self._call_off(address, partitions[0]))
+
+    async def _call_off(self, address: Address, one: LeasePartition) -> None:
+        nothing = LeasePartition(one.topic, one.partition, NO_EPOCH)
+        connection = self._pool.peek(address)
+        if connection is None:
+            return
+        try:
+            options = self._options
+            await connection.request(Lease(options.group, self.holder, (nothing,), 1))
+        except RaftqError as error:
+            logger.debug("a lease at %s was not called off: %s", address, error)
+
+    def _rest(self, place: Place, error: RaftqError) -> None:
+        """Leave a partition alone for a moment, or until another node leads it."""
+        options = self._options
+        failures = self._failures.get(place, 0)
+        self._failures[place] = failures + 1
+        most = min(options.retry_backoff_ms << min(failures, 20), options.retry_backoff_ms_max)
+        rest_s = most / 1000 * options.rng.uniform(0.5, 1.0)
+        leader = self._routes.leader(*place)
+        until = self._loop.time() + rest_s
+        self._resting[place] = (None if leader is None else leader[0], until)
+        if self._alarm is None:
+            self._alarm = self._loop.call_at(until, self._ring)
+        if error.refresh_route:
+            self._routes.request_refresh()
+        if failures == 10:
+            logger.warning("%s/%d cannot be leased from: %s", *place, error)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        now = self._loop.time()
+        left = [until for _, until in self._resting.values() if until > now]
+        if left:
+            self._alarm = self._loop.call_at(min(left), self._ring)
+        self._tell()
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()

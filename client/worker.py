@@ -1,0 +1,381 @@
+"""Shell: the asyncio worker: leases records, calls a handler with each, settles them.
+
+    leased ──room──> running ──returned──> acked
+       │                ├──raised──> nacked, or rejected with Reject
+       │                └──lease lost──> cancelled, and nothing is said about it
+       └──stopped──> released
+
+A worker has at most `capacity` records: those its handlers work on and those that wait for one. All
+of them have their leases renewed when two thirds are left, so a handler may take as long as it
+wants. A lease that cannot be renewed is lost when it ends: a coroutine is cancelled, a function in
+a thread can look at `record.lost`.
+
+`stop` ends leasing, gives back what no handler has begun with, and lets running handlers finish
+within `grace` seconds.
+"""
+
+import asyncio
+import inspect
+import logging
+import signal
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Unpack
+
+from raftq.client.leased import LeasedRecord, receipt_of
+from raftq.client.leasing import Partitions
+from raftq.client.options import Address, Bootstrap
+from raftq.client.queue_client import CLOSE_S, WAIT_S_MAX, QueueBase
+from raftq.client.queue_options import WorkerOptions, WorkerSettings
+from raftq.client.settling import Said
+from raftq.client.tasks import finish, pause
+from raftq.client.wire.errors import InvalidArgument, LeaseLost, RaftqError
+
+logger = logging.getLogger(__name__)
+
+ERROR_CHARACTERS_MAX = 1_000
+
+
+class Reject(Exception):
+    """Raised by a handler: the record will never work, so it becomes a dead letter at once."""
+
+    def __init__(self, reason: str = "rejected", error: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.error = error
+
+
+class Job:
+    """One leased record of a worker."""
+
+    __slots__ = ("is_settling", "lease_end", "record", "task")
+
+    def __init__(self, record: LeasedRecord, lease_end: float) -> None:
+        self.record = record
+        self.lease_end = lease_end  # on the loop's clock, and never later than the node's
+        self.task: asyncio.Task[None] | None = None  # while it runs
+        self.is_settling = False
+
+
+class Worker(QueueBase):
+    """Works on records until it is stopped. Settings are the fields of WorkerOptions."""
+
+    def __init__(self, bootstrap: Bootstrap, **settings: Unpack[WorkerSettings]) -> None:
+        if "handler" not in settings:
+            raise InvalidArgument("a worker needs a handler")
+        self.options = WorkerOptions(**settings)
+        super().__init__(bootstrap, self.options, "worker")
+        self.counts: Counter[str] = Counter()
+        """How many records were acked, nacked, rejected, lost, released so far."""
+        self._is_async = is_coroutine_function(self.options.handler)
+        self._jobs: dict[Job, None] = {}
+        self._queued: deque[Job] = deque()
+        self._running = 0
+        self._asked: dict[Address, tuple[asyncio.Task[None], Partitions, int]] = {}
+        self._hot: dict[Address, None] = {}  # had records when last asked
+        self._stopping = False
+        self._changed: asyncio.Future[None] | None = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    def _on_start(self) -> None:
+        super()._on_start()
+        self._leasing.watch(self._wake)
+        if not self._is_async:
+            self._threads = ThreadPoolExecutor(self.options.concurrency, "raftq-worker")
+
+    async def run(self) -> None:
+        """Work until `stop`, or a signal; UnknownTopic when there is no such topic."""
+        self._ensure_started()
+        with self._signals():
+            graceful = False
+            renewing = self._tasks.spawn(self._renew())
+            try:
+                if not self._stopping:
+                    await self._leasing.find()
+                while not self._stopping:
+                    self._ask()
+                    await self._something()
+                graceful = True
+            finally:
+                await self._shut_down(self.options.grace if graceful else 0.0)
+                renewing.cancel()
+                await self.close()
+
+    def stop(self) -> None:
+        """End soon: `run` returns when it is done. On the loop's thread."""
+        self._stopping = True
+        self._wake()
+
+    async def close(self) -> None:
+        if self._threads is not None:
+            # A function that still runs cannot be ended; it may notice that its lease is lost.
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._end()
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        here = threading.current_thread() is threading.main_thread()
+        if not here or not self.options.handle_signals:
+            yield
+            return
+        before = {}
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.getsignal(number)
+            try:
+                self._loop.add_signal_handler(number, self.stop)
+            except (NotImplementedError, RuntimeError):
+                del before[number]
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                self._loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            finish(self._changed)
+
+    async def _something(self) -> None:
+        self._changed = self._loop.create_future()
+        try:
+            await self._changed
+        finally:
+            self._changed = None
+
+    # Leasing.
+
+    def _ask(self) -> None:
+        """Wait at every node. Those that had records when they were asked last share the room that
+        there is; the others are asked for a few each, so that none of them is forgotten however
+        little room there is."""
+        if self._leasing.problem is not None:
+            logger.warning("nothing can be leased: %s", self._leasing.problem)
+            self._leasing.problem = None
+        nodes = self._leasing.nodes()
+        capacity = self.options.capacity
+        for address, partitions in nodes.items():
+            asked = self._asked.get(address)
+            if asked is not None:
+                if asked[1] != partitions:
+                    self._leasing.call_off(address, asked[1])  # it leads others by now
+            elif address not in self._hot:
+                if len(self._jobs) < capacity:
+                    self._start(address, partitions, max(capacity // (4 * len(nodes)), 1))
+            else:
+                # A request that finds nothing waits with its share: so none may have it all.
+                unasked = sum(one not in self._asked for one in self._hot if one in nodes)
+                count = self._room() // max(unasked, 1)
+                # Not one by one: a request costs more than a record.
+                if count >= max(capacity // (4 * len(nodes)), 1):
+                    self._start(address, partitions, count)
+
+    def _start(self, address: Address, partitions: Partitions, count: int) -> None:
+        work = self._take(address, partitions, count)
+        self._asked[address] = (self._tasks.spawn(work), partitions, count)
+
+    def _room(self) -> int:
+        asked = [count for address, (_, _, count) in self._asked.items() if address in self._hot]
+        return self.options.capacity - len(self._jobs) - sum(asked)
+
+    async def _take(self, address: Address, partitions: Partitions, records_max: int) -> None:
+        lease_s = self.options.lease_s
+        # The lease is counted from the request, so most of it must be left after the wait.
+        wait_ms = int(min(WAIT_S_MAX, lease_s / 4) * 1000)
+        began = self._loop.time()
+        try:
+            found = await self._leasing.take(
+                address, partitions, records_max, wait_ms, int(lease_s * 1000)
+            )
+            self._hot.pop(address, None)
+            if found:
+                self._hot[address] = None
+            self._add(found, began + lease_s)
+        except RaftqError as error:
+            logger.warning("a lease failed: %s", error)
+        finally:
+            del self._asked[address]
+            self._wake()
+
+    def _add(self, records: list[LeasedRecord], lease_end: float) -> None:
+        for record in records:
+            job = Job(record, lease_end)
+            self._jobs[job] = None
+            self._queued.append(job)
+        self._begin()
+
+    # Working.
+
+    def _begin(self) -> None:
+        while self._queued and self._running < self.options.concurrency and not self._stopping:
+            job = self._queued.popleft()
+            self._running += 1
+            job.task = self._tasks.spawn(self._work(job))
+
+    async def _work(self, job: Job) -> None:
+        said: Said | None = Said("ack")
+        try:
+            await self._handle(job.record)
+        except asyncio.CancelledError:
+            said = None if job.record.lost else Said("release")
+        except Reject as error:
+            said = Said("reject", None, _short(error.reason), _short(error.error or str(error)))
+        except Exception as error:
+            logger.warning("the handler failed with %r", job.record, exc_info=error)
+            said = Said("nack", None, "", _short(f"{type(error).__name__}: {error}"))
+        finally:
+            self._running -= 1
+            job.task = None
+        if job.record.lost or said is None:
+            self._forget(job)
+        else:
+            job.is_settling = True
+            self._tasks.spawn(self._settle(job, said))
+        self._begin()
+
+    async def _handle(self, record: LeasedRecord) -> None:
+        handler = self.options.handler
+        if self._is_async:
+            await handler(record)
+            return
+        assert self._threads is not None
+        result = await self._loop.run_in_executor(self._threads, handler, record)
+        if inspect.isawaitable(result):
+            await result
+
+    async def _settle(self, job: Job, said: Said) -> None:
+        try:
+            failed = await self._settler.settle([receipt_of(job.record)], said)
+            if failed:
+                name = "lost" if isinstance(failed[0].error, LeaseLost) else "unsettled"
+                self.counts[name] += 1
+                logger.warning("%s of %r failed: %s", said.verb, job.record, failed[0].error)
+            else:
+                self.counts[_PAST[said.verb]] += 1
+        finally:
+            self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        self._jobs.pop(job, None)
+        self._wake()
+
+    # Renewing.
+
+    async def _renew(self) -> None:
+        """Renew leases of which less than two thirds are left, and look for those that ended."""
+        lease_s = self.options.lease_s
+        while True:
+            await pause(lease_s / 6)
+            now = self._loop.time()
+            held = [job for job in self._jobs if not job.is_settling and not job.record.lost]
+            for job in held:
+                if now >= job.lease_end:
+                    self._lose(job)
+            due = [job for job in held if job.lease_end - now < lease_s * 2 / 3]
+            due = [job for job in due if not job.record.lost]
+            if due:
+                # Not waited for: one partition that does not answer must not keep others' leases.
+                self._tasks.spawn(self._extend(due))
+
+    async def _extend(self, jobs: list[Job]) -> None:
+        lease_s = self.options.lease_s
+        lease_ms = int(lease_s * 1000)
+        began = self._loop.time()
+        by_place: dict[tuple[str, int], list[Job]] = {}
+        for job in jobs:
+            by_place.setdefault((job.record.topic, job.record.partition), []).append(job)
+
+        async def extend(some: list[Job]) -> None:
+            receipts = [receipt_of(job.record) for job in some]
+            failed = await self._settler.settle(receipts, Said("extend", lease_ms))
+            bad = {
+                (one.row[0], offset): one.error
+                for one in failed
+                for offset in range(one.row[1], one.row[2])
+            }
+            for job, receipt in zip(some, receipts, strict=True):
+                error = bad.get((receipt.nonce, receipt.offset))
+                if error is None:
+                    job.lease_end = max(job.lease_end, began + lease_s)
+                    job.record.deadline = self.options.wall_ms() + lease_ms
+                elif isinstance(error, LeaseLost) and not job.is_settling:
+                    self._lose(job)
+
+        await asyncio.gather(*[extend(some) for some in by_place.values()])
+
+    def _lose(self, job: Job) -> None:
+        """Somebody else may have the record by now."""
+        if job.record.lost or job not in self._jobs:
+            return
+        job.record.lost = True
+        self.counts["lost"] += 1
+        logger.warning("the lease of %r is lost", job.record)
+        if job.task is None:
+            if job in self._queued:
+                self._queued.remove(job)
+            self._forget(job)
+        elif self._is_async:
+            job.task.cancel()
+
+    # The end.
+
+    async def _shut_down(self, grace_s: float) -> None:
+        """Give back what nobody has begun with, and let the others finish in time."""
+        self._stopping = True
+        for address, (_, partitions, _) in self._asked.items():
+            self._leasing.call_off(address, partitions)
+        asked = [task for task, _, _ in self._asked.values()]
+        if asked:
+            await asyncio.wait(asked, timeout=CLOSE_S)
+        await self._release_queued()
+        await self._until_idle(grace_s)
+        for job in self._jobs:
+            if job.task is not None:
+                if self._is_async:
+                    job.task.cancel()
+                else:
+                    job.record.lost = True  # nobody waits for it any more
+                    job.is_settling = True
+        await self._until_idle(CLOSE_S, is_forced=True)
+        await self._depart()
+
+    async def _release_queued(self) -> None:
+        waiting = list(self._queued)
+        self._queued.clear()
+        if waiting:
+            receipts = [receipt_of(job.record) for job in waiting]
+            failed = await self._settler.settle(receipts, Said("release"))
+            self.counts["released"] += len(waiting) - len(failed)
+        for job in waiting:
+            self._forget(job)
+
+    async def _until_idle(self, seconds: float, is_forced: bool = False) -> None:
+        end = self._loop.time() + seconds
+        while (left_s := end - self._loop.time()) > 0:
+            jobs = [job for job in self._jobs if not (is_forced and self._is_beyond(job))]
+            if not jobs:
+                return
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._something()
+            except TimeoutError:
+                return
+
+    def _is_beyond(self, job: Job) -> bool:
+        """Whether it is a function in a thread, which nobody can end."""
+        return job.task is not None and not self._is_async
+
+
+_PAST = {"ack": "acked", "nack": "nacked", "reject": "rejected", "release": "released"}
+
+
+def is_coroutine_function(handler: Any) -> bool:
+    call = getattr(handler, "__call__", None)  # noqa: B004 - of objects that can be called
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+
+
+def _short(text: str) -> str:
+    return text[:ERROR_CHARACTERS_MAX]
