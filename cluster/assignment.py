@@ -95,11 +95,14 @@ class _Table:
         share = -(-sum(self.counts.values()) // len(self.members)) if self.members else 0
         for member in self.members:
             held = self.held[member]
+            heap = [(-len(numbers), topic) for topic, numbers in held.items()]
+            heapify(heap)
             while self.load[member] > share:
-                topic = max(held, key=lambda one: (len(held[one]), one))
+                count, topic = heap[0]
                 number = next(reversed(held[topic]))
                 self.take((topic, number))
                 rest[topic].append(number)
+                heapreplace(heap, (count + 1, topic))
         return rest
 
     # 2. Place.

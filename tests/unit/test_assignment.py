@@ -165,7 +165,7 @@ def test_two_hundred_members_and_a_thousand_partitions_take_no_time(kind: str) -
         current = {(t, number): "m000" for t, count in counts.items() for number in range(count)}
     took = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()
         assign(wanted, counts, current)
-        took.append(time.perf_counter() - began)
+        took.append(time.process_time() - began)
     assert min(took) < 0.05, took
