@@ -20,6 +20,8 @@ from raftq.node.queues.serving import Queues, check_group, check_topic
 from raftq.node.queues.settling import settle
 from raftq.node.queues.steering import describe, steer
 
+LEASE_MS_MAX = 7 * 24 * 3_600_000
+
 T = TypeVar("T")
 # Who is at it: one lease of a holder at a time is parked on a connection.
 Holder = tuple[Any, str, str]
@@ -101,6 +103,8 @@ class QueueHandlers:
         check_group(message.group)
         if not message.records_max or not message.partitions:
             raise InvalidArgument("a lease of no records, or of no partitions")
+        if message.lease_ms > LEASE_MS_MAX:
+            raise InvalidArgument(f"a lease of {message.lease_ms} ms: the most is {LEASE_MS_MAX}")
         keys = {(one.topic, one.partition) for one in message.partitions}
         if len(keys) != len(message.partitions):
             raise InvalidArgument("a lease that names a partition twice")

@@ -21,7 +21,7 @@ from raftq.client.wire.errors import CorruptFile, FencedGeneration, InvalidArgum
 from raftq.node.queues.ledger import TAG_OFFSETS, Ledger
 
 NOTHING = -1
-GROUPS_MAX = 10_000
+GROUPS_MAX = 5_000
 
 
 @dataclass(slots=True)

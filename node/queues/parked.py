@@ -29,7 +29,8 @@ class LeaseCall:
     """See the module's docstring. `begin` says where in the list to look first."""
 
     __slots__ = (
-        "_ask", "_errors", "_message", "_on_end", "_open", "_places", "_taken", "_timer", "future",
+        "_ask", "_begun", "_errors", "_message", "_on_end", "_open", "_places", "_taken", "_timer",
+        "future",
     )  # fmt: skip
 
     def __init__(
@@ -41,12 +42,15 @@ class LeaseCall:
         self._ask = Ask(
             message.holder,
             message.records_max,
-            min(message.bytes_max, REPLY_BYTES_MAX),
+            min(max(message.bytes_max, 1), REPLY_BYTES_MAX),
             message.lease_ms / 1000 if message.lease_ms else None,
         )
         self._taken: dict[PartitionQueue, Leased] = {}
         self._errors: dict[PartitionQueue, RaftqError] = {}
-        self._open = 0  # what was taken and is not replicated
+        # Where the group was made by this. A caller who hears that there is nothing has heard that
+        # it begins here, which a new leader must know.
+        self._begun: dict[PartitionQueue, asyncio.Future[None]] = {}
+        self._open = 0  # what was done and is not replicated
         self._timer: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
         self.future: asyncio.Future[LeaseAnswer] = loop.create_future()
@@ -70,10 +74,12 @@ class LeaseCall:
                     size -= taken.size
         if self._taken:
             self._wait_replicated()
-            return self.future
-        if failed or self._errors or not self._message.wait_ms:
+        elif self._message.wait_ms and not failed and not self._errors:
+            self._park()
+        elif self._begun:
+            self._wait_replicated()
+        else:
             return self._answer()
-        self._park()
         return self.future
 
     def _take(self, queue: PartitionQueue, records: int, size: int) -> Leased | None:
@@ -82,7 +88,10 @@ class LeaseCall:
         try:
             engine = queue.engine
             engine.check_writable()
-            group = start_group(engine, message.group, message.start)
+            if message.group not in engine.deliveries.groups:
+                start_group(engine, message.group, message.start)
+                self._begun[queue] = engine.ledger.barrier()
+            group = engine.deliveries.groups[message.group]
             taken = lease(engine, group, Ask(ask.holder, records, size, ask.lease_s))
         except RaftqError as error:
             self._errors[queue] = error
@@ -130,22 +139,27 @@ class LeaseCall:
 
     def finish(self) -> None:
         """Answer with what there is, which is nothing."""
-        if not self.future.done():
+        if not self.future.done() and not self._open:
             self._leave()
-            self.future.set_result(self._answer())
+            if any(not begun.done() for begun in self._begun.values()):
+                self._wait_replicated()
+            else:
+                self.future.set_result(self._answer())
 
     # Waiting for replicas
 
     def _wait_replicated(self) -> None:
-        self._open = len(self._taken)
-        for queue, taken in self._taken.items():
-            taken.replicated.add_done_callback(partial(self._replicated, queue))
+        waits = [(queue, taken.replicated) for queue, taken in self._taken.items()]
+        waits += [one for one in self._begun.items() if one[0] not in self._taken]
+        self._open = len(waits)
+        for queue, replicated in waits:
+            replicated.add_done_callback(partial(self._replicated, queue))
 
     def _replicated(self, queue: PartitionQueue, replicated: "asyncio.Future[None]") -> None:
         error = replicated.exception()
         if error is not None:
             assert isinstance(error, RaftqError), error
-            del self._taken[queue]
+            self._taken.pop(queue, None)
             self._errors[queue] = error
         self._open -= 1
         if self._open:

@@ -29,6 +29,8 @@ from raftq.node.queues.covering import without
 from raftq.node.queues.deliveries import DEAD_LETTER_SUFFIX, Group
 from raftq.node.queues.engine import Engine, Waits
 
+DELAY_MS_MAX = 366 * 24 * 3_600_000
+
 
 @dataclass(slots=True)
 class Settled:
@@ -76,6 +78,8 @@ def settle(engine: Engine, message: Settle) -> Settled:
 def _check(message: Settle) -> None:
     if message.verb in ("postpone", "extend") and message.delay_ms is None:
         raise InvalidArgument(f"{message.verb} needs a delay_ms")
+    if message.delay_ms is not None and message.delay_ms > DELAY_MS_MAX:
+        raise InvalidArgument(f"delay_ms {message.delay_ms}: the most is {DELAY_MS_MAX}")
     for row in message.rows:
         if row.start >= row.end:
             raise InvalidArgument(f"no such range of offsets: [{row.start}, {row.end})")

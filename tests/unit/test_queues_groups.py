@@ -83,6 +83,27 @@ def test_workers_begin_where_readers_of_the_group_stopped() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("wait_ms", [0, 500])
+def test_a_group_that_was_told_there_is_nothing_has_begun(wait_ms: int) -> None:
+    async def main() -> None:
+        cluster = Cluster(lag_s=None)
+        cluster.serve()
+        cluster.publish(b"old")
+        cluster.partitions[0].replicate()
+        asked = asyncio.ensure_future(cluster.lease(start="latest", wait_ms=wait_ms))
+        await pause(1)
+        assert not asked.done()
+        cluster.partitions[0].replicate()
+        assert await asked == []
+        cluster.publish(b"new")
+        cluster.partitions[0].lag_s = 0.001
+        cluster.partitions[0].replicate()
+        cluster.fail_over()
+        assert values(await cluster.lease(start="latest")) == [b"new"]
+
+    run(main())
+
+
 def test_a_reset_delivers_again_and_a_purge_never() -> None:
     async def main() -> None:
         cluster = Cluster()
@@ -158,6 +179,8 @@ def test_names_of_the_cluster_are_not_for_clients() -> None:
             await cluster.lease(group="__dlq")
         with pytest.raises(InvalidArgument):
             await cluster.lease(records=0)
+        with pytest.raises(InvalidArgument):
+            await cluster.lease(lease_ms=1 << 62)
         with pytest.raises(InvalidArgument):
             await cluster.steer("reset", group="__dlq")
         with pytest.raises(InvalidArgument):
