@@ -19,6 +19,7 @@ from raftq.node.cli.output import Commands, whole_writes
 from raftq.node.cli.produce import produce
 from raftq.node.cli.queue import queue_app
 from raftq.node.cli.topic import topic_app
+from raftq.node.cli.work import work
 
 __all__ = ["app", "main"]
 
@@ -28,6 +29,7 @@ app.add_typer(cluster_app, name="cluster")
 app.add_typer(topic_app, name="topic")
 app.command()(produce)
 app.command()(consume)
+app.command()(work)
 app.add_typer(queue_app, name="queue")
 app.command(context_settings=bench.SETTINGS)(bench.bench)
 

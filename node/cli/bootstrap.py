@@ -11,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from raftq.client.blocking import Admin, Consumer, Producer
+    from raftq.client.blocking_queue import Worker
 
 DEFAULT = "127.0.0.1:7070"
 VARIABLE = "RAFTQ_BOOTSTRAP"
@@ -48,6 +49,12 @@ def open_producer(bootstrap: str, **options: Any) -> "Producer":
     from raftq.client.blocking import Producer  # noqa: PLC0415
 
     return Producer(bootstrap, name=NAME, **options)
+
+
+def make_worker(bootstrap: str, **options: Any) -> "Worker":
+    from raftq.client.blocking_queue import Worker  # noqa: PLC0415
+
+    return Worker(bootstrap, name=NAME, **options)
 
 
 def open_consumer(bootstrap: str, **options: Any) -> "Consumer":

@@ -2,16 +2,19 @@
 
 Without --follow it ends where the partitions ended when it began, so that a script gets an end even
 while others produce. Nothing is stored: every call begins where --from says.
+
+With --group it is a member of that group: it gets its share of the partitions, goes on where the
+group was, and stores what it has printed. It then ends when its partitions have no more.
 """
 
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.table import Table
@@ -71,6 +74,9 @@ def consume(  # noqa: PLR0913 - what can be said about reading
     ] = "earliest",
     most: Annotated[int | None, typer.Option("-n", "--max", min=1, help="Then stop.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more, until Ctrl-C.")] = False,
+    group: Annotated[
+        str | None, typer.Option("-g", "--group", help="Share partitions and go on where it was.")
+    ] = None,
     timeout: Annotated[
         float, typer.Option(min=0.1, max=86400, help="Seconds without a record: an error.")
     ] = 30.0,
@@ -81,6 +87,16 @@ def consume(  # noqa: PLR0913 - what can be said about reading
 ) -> None:
     """Print the records of a topic, from all partitions or some."""
     place = parse_place(start, time.time_ns() // 1_000_000)
+    if group is not None:
+        if partition or place.to is None:
+            raise InvalidArgument(
+                "with --group, --from is earliest or latest (if it is new), and "
+                "partitions are given by the group"
+            )
+        settings = {"group": group, "topics": [topic], "reset": place.to, "auto_commit": False}
+        with open_consumer(bootstrap, **settings) as consumer:
+            _share(consumer, RecordPrinter(output), most, follow, timeout)
+        return
     with open_admin(bootstrap) as admin:
         described = admin.describe_topic(topic)
     ends = _ends(described, partition)
@@ -93,6 +109,35 @@ def consume(  # noqa: PLR0913 - what can be said about reading
         while reading.goes_on():
             records = reading.next(None if follow else timeout)
             printer.show(records)
+
+
+def _share(
+    consumer: "Consumer",
+    printer: "RecordPrinter",
+    most: int | None,
+    follow: bool,
+    timeout: float,
+) -> None:
+    """Print what the group gives to this member; what was printed is stored."""
+    left, idle_s = most, 0.0
+    while left is None or left > 0:
+        started = time.perf_counter()
+        portion = PORTION if left is None else min(PORTION, left)
+        records = consumer.poll(max_records=portion, timeout=POLL_S)
+        if records:
+            printer.show(records)
+            consumer.commit()
+            left = None if left is None else left - len(records)
+            idle_s = 0.0
+            continue
+        if follow:
+            continue
+        idle_s += time.perf_counter() - started
+        # Nothing is assigned at first, and perhaps for ever: others may have all partitions.
+        if consumer.assignment() and not any(consumer.lag().values()):
+            return
+        if idle_s >= timeout:
+            raise RequestTimeout(f"no record came for {timeout:g} s before the end was reached")
 
 
 class Reading:
@@ -184,14 +229,43 @@ def parse_place(text: str, now_ms: int) -> Place:
     return Place(time_ms=max(0, round(when.timestamp() * 1000)))
 
 
-class RecordPrinter:
-    """Prints portions of records, as JSON lines, bare values or the rows of one table."""
+class Shown(Protocol):
+    """A record, however it came here."""
 
-    def __init__(self, output: RecordFormat) -> None:
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes: ...
+    @property
+    def timestamp(self) -> int: ...
+    @property
+    def headers(self) -> Mapping[str, bytes]: ...
+    @property
+    def priority(self) -> int: ...
+
+
+def _nothing(record: Any) -> dict[str, Any]:
+    return {}
+
+
+class RecordPrinter:
+    """Prints portions of records, as JSON lines, bare values or the rows of one table. `more` are
+    facts that JSON has besides."""
+
+    def __init__(
+        self, output: RecordFormat, more: Callable[[Any], dict[str, Any]] = _nothing
+    ) -> None:
         self._output = output
+        self._more = more
         self._started = False
 
-    def show(self, records: "Sequence[Record]") -> None:
+    def show(self, records: Sequence[Shown]) -> None:
         if not records:
             return
         if self._output is RecordFormat.raw:
@@ -199,14 +273,15 @@ class RecordPrinter:
             stream.write(b"".join(one.value + b"\n" for one in records))
             stream.flush()
         elif self._output is RecordFormat.json:
-            lines = [json.dumps(record_json(one), ensure_ascii=False) for one in records]
+            found = [record_json(one) | self._more(one) for one in records]
+            lines = [json.dumps(one, ensure_ascii=False) for one in found]
             typer.echo("".join(f"{line}\n" for line in lines), nl=False)
         else:
             open_console().print(self._table(records))
         self._started = True
         sys.stdout.flush()
 
-    def _table(self, records: "Sequence[Record]") -> Table:
+    def _table(self, records: Sequence[Shown]) -> Table:
         table = Table(box=None, show_header=not self._started, pad_edge=False, expand=True)
         for name, width in (("partition", 9), ("offset", 12), ("lane", 10), ("time", 23)):
             table.add_column(name, width=width, no_wrap=True)
@@ -219,7 +294,7 @@ class RecordPrinter:
         return table
 
 
-def record_json(record: "Record") -> dict[str, Any]:
+def record_json(record: Shown) -> dict[str, Any]:
     return {
         "topic": record.topic,
         "partition": record.partition,

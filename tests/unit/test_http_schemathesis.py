@@ -68,10 +68,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     schemathesis.openapi.format(DURATION_FORMAT, durations)
     schemathesis.serializer("application/msgpack")(packed)
     schemathesis.deserializer("application/msgpack")(unpacked)
-    with live_node(directory) as address:
-        made = requests.post(f"{address}/topics", json={"name": "orders", "num_partitions": 2})
+    with live_node(directory) as live:
+        made = requests.post(f"{live.http}/topics", json={"name": "orders", "num_partitions": 2})
         assert made.status_code == 201
-        yield f"{address}/v1"
+        yield f"{live.http}/v1"
 
 
 def operations(base: str) -> list[APIOperation[Any, Any, Any, Any]]:

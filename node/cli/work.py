@@ -1,0 +1,241 @@
+"""Shell: `raftq work`, a queue worker on the command line.
+
+Every record is leased, handled and settled. Without a command it is printed, which is all there is
+to do. With one, the command gets the value on its stdin and what else is known in its environment:
+
+    exit code 0                 the record is done
+    the code of --reject-code   it becomes a dead letter
+    any other, or a signal      it comes again, until its attempts are used up
+
+    RAFTQ_TOPIC, RAFTQ_PARTITION, RAFTQ_OFFSET, RAFTQ_KEY, RAFTQ_PRIORITY, RAFTQ_ATTEMPT,
+    RAFTQ_TIMESTAMP (ms), RAFTQ_RECEIPT, and RAFTQ_HEADER_<NAME> for each header
+
+Commands run in sessions of their own: Ctrl-C ends the worker, which lets them finish.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raftq.client.wire.errors import InvalidArgument
+from raftq.node.cli.bootstrap import ANY, Bootstrap, make_worker
+from raftq.node.cli.consume import LANES, RecordFormat, RecordPrinter
+from raftq.node.cli.moments import duration_s
+
+if TYPE_CHECKING:
+    from raftq.client.blocking_queue import Worker
+    from raftq.client.leased import LeasedRecord
+
+WATCH_S = 0.2
+GRACE_S = 30.0
+ERROR_CHARACTERS_MAX = 500
+
+_NAME = re.compile(r"[^A-Za-z0-9]+")
+
+
+class Failed(Exception):
+    """The record comes again."""
+
+
+def work(  # noqa: PLR0913 - what can be said about working
+    topics: Annotated[str, typer.Argument(metavar="TOPIC", help="Or several, by comma.")],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND...", help="Run for every record; else it is printed."),
+    ] = None,
+    group: Annotated[str, typer.Option("-g", "--group", help="Whose work it is.")] = "",
+    concurrency: Annotated[
+        int, typer.Option("-c", "--concurrency", min=1, max=1024, help="Commands at a time.")
+    ] = 1,
+    visibility: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long the records of a dead worker wait.")
+    ] = "30s",
+    limit: Annotated[
+        str | None, typer.Option("--timeout", metavar="DURATION", help="End a command after it.")
+    ] = None,
+    reject_code: Annotated[
+        int | None, typer.Option(min=1, max=255, help="This exit code makes a dead letter.")
+    ] = None,
+    most: Annotated[int | None, typer.Option("-n", "--max", min=1, help="Then stop.")] = None,
+    idle: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Stop when nothing came for so long.")
+    ] = None,
+    bootstrap: Bootstrap = ANY,
+    output: Annotated[
+        RecordFormat, typer.Option("--format", "-f", help="How records are printed.")
+    ] = RecordFormat.table,
+) -> None:
+    """Work on the records of a queue: print them, or run a command for each."""
+    if not group:
+        raise InvalidArgument("a worker needs a --group")
+    names = [one for one in (each.strip() for each in topics.split(",")) if one]
+    if command:
+        if shutil.which(command[0]) is None:
+            # A mistake of the call must not spend the attempts of records.
+            raise InvalidArgument(f"there is no command {command[0]!r:.80}")
+        handler: Handler = Command(command, duration_s("--timeout", limit), reject_code)
+    else:
+        handler, concurrency = Printer(output), 1
+    watch = Watch(handler, most, duration_s("--idle", idle))
+    watch.worker = make_worker(
+        bootstrap,
+        group=group,
+        topics=names,
+        handler=watch.handle,
+        concurrency=concurrency if most is None else min(concurrency, most),
+        prefetch=None if most is None else 0,
+        visibility_timeout=duration_s("--visibility", visibility),
+        grace=GRACE_S,
+    )
+    watch.run()
+
+
+class Handler:
+    """Does the work for one record; raises when it could not."""
+
+    def handle(self, record: "LeasedRecord") -> None:
+        raise NotImplementedError
+
+
+class Printer(Handler):
+    def __init__(self, output: RecordFormat) -> None:
+        self._printer = RecordPrinter(output, _delivery)
+
+    def handle(self, record: "LeasedRecord") -> None:
+        self._printer.show([record])
+
+
+def _delivery(record: "LeasedRecord") -> dict[str, Any]:
+    return {"attempt": record.attempt, "receipt": record.receipt}
+
+
+class Command(Handler):
+    def __init__(
+        self, command: list[str], timeout_s: float | None, reject_code: int | None
+    ) -> None:
+        self._command = command
+        self._timeout_s = timeout_s
+        self._reject_code = reject_code
+
+    def handle(self, record: "LeasedRecord") -> None:
+        from raftq.client.worker import Reject  # noqa: PLC0415 - only what a command needs
+
+        try:
+            code = self._run(record)
+        except OSError as error:
+            raise Failed(f"{self._command[0]}: {error.strerror}") from None
+        if code == 0:
+            return
+        shown = f"{self._command[0]} ended with {_code(code)}"[:ERROR_CHARACTERS_MAX]
+        if code == self._reject_code:
+            raise Reject("rejected", shown)
+        raise Failed(shown)
+
+    def _run(self, record: "LeasedRecord") -> int:
+        environment = {**os.environb, **_environment(record)}
+        child = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, env=environment, start_new_session=True
+        )
+        deadline = None if self._timeout_s is None else time.perf_counter() + self._timeout_s
+        given: bytes | None = record.value
+        while True:
+            try:
+                child.communicate(given, WATCH_S)
+                return child.returncode
+            except subprocess.TimeoutExpired:
+                given = None
+                late = deadline is not None and time.perf_counter() >= deadline
+                if late or record.lost:
+                    _end(child)
+                    why = "took too long" if late else "lost its lease"
+                    raise Failed(f"{self._command[0]} {why}") from None
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """With everything that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
+
+
+def _code(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def _environment(record: "LeasedRecord") -> dict[bytes, bytes]:
+    facts: dict[str, Any] = {
+        "TOPIC": record.topic,
+        "PARTITION": record.partition,
+        "OFFSET": record.offset,
+        "PRIORITY": LANES[record.priority],
+        "ATTEMPT": record.attempt,
+        "TIMESTAMP": record.timestamp,
+        "RECEIPT": record.receipt,
+    }
+    found = {f"RAFTQ_{name}".encode(): str(fact).encode() for name, fact in facts.items()}
+    if record.key is not None:
+        found[b"RAFTQ_KEY"] = record.key
+    for name, value in record.headers.items():
+        found[b"RAFTQ_HEADER_" + _NAME.sub("_", name).upper().encode()] = value
+    # No environment can hold these.
+    return {name: value for name, value in found.items() if b"\0" not in value}
+
+
+class Watch:
+    """Counts what the handler does, and stops the worker when that is enough."""
+
+    worker: "Worker"
+
+    def __init__(self, handler: Handler, most: int | None, idle_s: float | None) -> None:
+        self._handler = handler
+        self._most = most
+        self._idle_s = idle_s
+        self._lock = threading.Lock()
+        self._begun = 0
+        self._running = 0
+        self._last = time.perf_counter()
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        if self._idle_s is not None:
+            threading.Thread(target=self._watch, args=(self._idle_s,), daemon=True).start()
+        try:
+            self.worker.run()
+        finally:
+            self._over.set()
+        counts = self.worker.counts
+        told = ", ".join(f"{counts[name]} {name}" for name in ("acked", "nacked", "rejected"))
+        typer.echo(told, err=True)
+
+    def handle(self, record: "LeasedRecord") -> None:
+        with self._lock:
+            self._begun += 1
+            self._running += 1
+            enough = self._most is not None and self._begun >= self._most
+        if enough:
+            self.worker.stop()
+        try:
+            self._handler.handle(record)
+        except BrokenPipeError:
+            self.worker.stop()
+            raise
+        finally:
+            with self._lock:
+                self._running -= 1
+                self._last = time.perf_counter()
+
+    def _watch(self, idle_s: float) -> None:
+        while not self._over.wait(min(idle_s, WATCH_S)):
+            with self._lock:
+                quiet_s = 0.0 if self._running else time.perf_counter() - self._last
+            if quiet_s >= idle_s:
+                self.worker.stop()
+                return
