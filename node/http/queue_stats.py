@@ -55,7 +55,9 @@ def queue_stats_routes(stats: QueueStats) -> tuple[Route, ...]:
         "visibility_extensions", "redeliveries_total", "expired_leases_total",
         "expired_messages_total", "in_flight_count",
     )  # fmt: skip
+    recent = {**INTEGER, "description": "since each partition's leader took over"}
     reliability = {**dict.fromkeys(names, INTEGER), "missing_partitions": missing}
+    reliability |= {"rejects_total": recent, "visibility_extensions": recent}
     priority = {
         "messages_by_priority": {
             **map_of(INTEGER),

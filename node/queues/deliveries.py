@@ -58,7 +58,7 @@ class ReadableLanes:
 class Group:
     """A group's core, and what its leader remembers of it beyond the ledger."""
 
-    __slots__ = ("core", "given", "idle_at", "waited_ms")
+    __slots__ = ("core", "extended", "given", "idle_at", "rejected", "waited_ms")
 
     def __init__(self, core: GroupDelivery) -> None:
         self.core = core
@@ -66,6 +66,8 @@ class Group:
         """The high watermark up to which there is nothing to lease; -1: look."""
         self.given = [0] * LANES
         self.waited_ms = [0] * LANES
+        self.rejected = 0
+        self.extended = 0
 
 
 class Deliveries:

@@ -72,6 +72,10 @@ def settle(engine: Engine, message: Settle) -> Settled:
     waits = [engine.ledger.barrier() if entry is None else engine.deliveries.write([entry])]
     waits += engine.bury(group, decided.letters, message.error)
     dead = sum(letter.end - letter.start for letter in decided.letters)
+    if message.verb == "reject":
+        group.rejected += dead
+    elif message.verb == "extend":
+        group.extended += decided.errors.count("")
     return Settled(tuple(decided.errors), waits, dead, decided.due)
 
 

@@ -6,7 +6,7 @@ what there is. One that is not there yet gets a stored offset by a reset, where 
 
 from dataclasses import fields
 
-from raftq.client.wire.errors import OffsetOutOfRange, UnknownGroup
+from raftq.client.wire.errors import Detail, OffsetOutOfRange, UnknownGroup
 from raftq.client.wire.queue_messages import QueueGroup, SteerGroup, SteerGroupReply
 from raftq.node.delivery import entries as kinds
 from raftq.node.delivery.group import GroupDelivery
@@ -101,6 +101,8 @@ def _described(engine: Engine, name: str) -> QueueGroup:
     if group is None:
         return _reader(engine, name, position)
     core = group.core
+    counters: dict[str, Detail] = dict(zip(_COUNTERS, core.counters.to_row(), strict=True))
+    counters |= {"rejected": group.rejected, "extended": group.extended}
     return QueueGroup(
         group=name,
         settled_offset=max(core.settled.prefix, engine.led.data.log.start_offset),
@@ -111,7 +113,7 @@ def _described(engine: Engine, name: str) -> QueueGroup:
         waiting=core.waiting_count,
         unsettled=unsettled(core),
         paused=core.paused,
-        counters=dict(zip(_COUNTERS, core.counters.to_row(), strict=True)),
+        counters=counters,
         lanes=tuple(group.given),
         lane_wait_ms=tuple(group.waited_ms),
     )
