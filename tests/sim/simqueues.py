@@ -149,20 +149,17 @@ class QueueWorkload:
     async def _until_drained(self, seconds: float) -> None:
         end = self._loop.time() + seconds
         async with self._recorder("overseer") as overseer:
-            left = list(self.places)
-            while left:
+            sweeps = 0
+            while sweeps < 2:  # what was fired just now is not readable yet
                 self.check_alive()
-                place = left[0]
-                state = await self._state(overseer, place)
-                if state == "empty":
-                    left.pop(0)
-                    continue
+                await asyncio.sleep(0.5)
+                states = {place: await self._state(overseer, place) for place in self.places}
+                busy = {place: state for place, state in states.items() if state != "empty"}
+                sweeps = 0 if busy else sweeps + 1
                 if self._loop.time() > end:
                     raise AssertionError(
-                        f"{place} is not drained in {seconds} s: {state}\n"
-                        f"{self._cluster.describe()}"
+                        f"not drained in {seconds} s: {busy}\n{self._cluster.describe()}"
                     )
-                await asyncio.sleep(0.3)
 
     async def _state(self, overseer: Recorder, place: Partition) -> str:
         try:
