@@ -23,8 +23,9 @@ from raftq.node.strand import DATA, DELAYS, NAMES, known_producers, producers_di
 logger = logging.getLogger(__name__)
 
 REMOVED = "removed"
-# Strands that are cut by their owner, at any offset, free whole segments only.
-OWNED_SEGMENT_BYTES = 16 * 1024 * 1024
+# By strand. The owner of a strand cuts it at any offset, but frees whole segments only; of delays a
+# few large ones are better, because records are read from all of them at once.
+SEGMENT_BYTES_MAX = (1 << 30, 16 * 1024 * 1024, 64 * 1024 * 1024)
 
 
 def directory_of(data_dir: str, topic: str, topic_id: int) -> str:
@@ -42,14 +43,11 @@ def open_strand(
     disk: Disk, place: Place, number: int, config: TopicConfig, storage: StorageConfig, now_ms: int
 ) -> tuple[Log, Producers]:
     """A log, created when it is not there, and what is known of its producers."""
-    segment_bytes = min(config.segment_bytes, 1 << 30)
     log = Log.open(
         disk,
         f"{place.directory}/{NAMES[number]}",
         LogConfig(
-            segment_bytes=segment_bytes
-            if number == DATA
-            else min(segment_bytes, OWNED_SEGMENT_BYTES),
+            segment_bytes=min(config.segment_bytes, SEGMENT_BYTES_MAX[number]),
             with_lanes=number == DATA,
             # Delayed records are read again, one by one, when they are due: the kernel knows best.
             page_cache_bytes=None if number == DELAYS else storage.page_cache_bytes,
