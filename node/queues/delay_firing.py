@@ -20,7 +20,7 @@ from raftq.node.queues.scattered import ScatteredRecords
 
 logger = logging.getLogger(__name__)
 
-FIRE_RECORDS = 250
+FIRE_RECORDS = 128
 """At once, or twice as many: a few ms of work."""
 FIRE_BYTES = 1024 * 1024
 READ_BYTES = 4 * 1024 * 1024
