@@ -60,18 +60,20 @@ class ClusterCalls(Client):
         self._coordinators.move_to_end(group)
         return await found.ask(request, self._timeout_s)
 
-    async def lead(self, where: PartitionName, request: Request[R]) -> Reply[R]:
+    async def lead(
+        self, where: PartitionName, request: Request[R], timeout_s: float | None = None
+    ) -> Reply[R]:
         """Ask the leader of a partition."""
-        return (await self.lead_knowing(where, request))[0]
+        return (await self.lead_knowing(where, request, timeout_s))[0]
 
     async def lead_knowing(
-        self, where: PartitionName, request: Request[R]
+        self, where: PartitionName, request: Request[R], timeout_s: float | None = None
     ) -> tuple[Reply[R], bool]:
         """The same, and whether an earlier attempt may have taken effect."""
         self._ensure_started()
         what = f"{type(request).__name__} for {where[0]}/{where[1]}"
-        attempts = Attempts(what, self._options, self._timeout_s)
-        reply = await self.leaders.ask(where, request, self._timeout_s, attempts)
+        attempts = Attempts(what, self._options, timeout_s or self._timeout_s)
+        reply = await self.leaders.ask(where, request, attempts.timeout_s, attempts)
         return reply, attempts.unknown
 
     async def by_leader(self, names: Iterable[PartitionName]) -> dict[Address, list[PartitionName]]:
@@ -101,7 +103,10 @@ class ClusterCalls(Client):
         return await connection.request(request, timeout_s=timeout_s)
 
     async def each_partition(
-        self, topics: Sequence[TopicState], build: Callable[[PartitionName], Request[R]]
+        self,
+        topics: Sequence[TopicState],
+        build: Callable[[PartitionName], Request[R]],
+        timeout_s: float | None = None,
     ) -> dict[PartitionName, Reply[R] | RaftqError]:
         """Ask the leader of every partition of these topics."""
         names = [(one.name, at) for one in topics for at in range(len(one.partitions))]
@@ -111,7 +116,7 @@ class ClusterCalls(Client):
         async def work() -> None:
             for name in left:
                 try:
-                    found[name] = await self.lead(name, build(name))
+                    found[name] = await self.lead(name, build(name), timeout_s)
                 except RaftqError as error:
                     found[name] = error
 

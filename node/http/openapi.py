@@ -83,7 +83,12 @@ def _responses(route: Route) -> dict[str, Any]:
     for status, schema in route.other.items():
         described = {"description": HTTPStatus(status).phrase, "content": _content(schema)}
         responses[str(status)] = described | _waiting(status)
-    for status in sorted({*ERRORS_COMMON, *route.errors}):
+    statuses = {*ERRORS_COMMON, *route.errors}
+    if route.method != "GET":
+        statuses |= {403}
+    if route.body is not None:
+        statuses |= {408, 415}
+    for status in sorted(statuses):
         responses[str(status)] = _error(status)
     return responses
 

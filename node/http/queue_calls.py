@@ -7,7 +7,12 @@ from itertools import islice
 
 from raftq.client.options import Bootstrap, ClientOptions
 from raftq.client.tasks import pause
-from raftq.client.wire.errors import FencedGeneration, RaftqError, UnknownGroup
+from raftq.client.wire.errors import (
+    FencedGeneration,
+    NotLeader,
+    RaftqError,
+    UnknownGroup,
+)
 from raftq.client.wire.group_messages import DeleteGroup, DescribeGroupReply, ListGroups
 from raftq.client.wire.queue_messages import (
     CancelDelayed,
@@ -52,6 +57,10 @@ from raftq.node.http.sweeps import Sweeps
 CALL_S = 12.0
 SLICE_MS = 10_000
 """A poll that waits looks at its membership so often, at least three times a session."""
+ROUND_S = 0.1
+"""Rounds of a poll that waits follow each other no faster."""
+STATS_S = 3.0
+"""For one partition; without an answer it is counted as missing."""
 EMPTY_S = 0.5
 """Before a member to which nothing is assigned is looked at again."""
 INTERNAL_PREFIX = "__"
@@ -83,11 +92,20 @@ class QueueCalls:
     # Groups and their members.
 
     async def list_groups(self) -> list[str]:
-        found: dict[str, None] = {}
-        for address in await self._calls.nodes():
-            reply = await self._calls.request(address, ListGroups())
-            found.update(dict.fromkeys(one.group for one in reply.message.groups))
-        return list(found)
+        """Each node tells those that it coordinates; while coordinators move, ask again."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + CALL_S
+        while True:
+            try:
+                found: dict[str, None] = {}
+                for address in await self._calls.nodes():
+                    reply = await self._calls.request(address, ListGroups())
+                    found.update(dict.fromkeys(one.group for one in reply.message.groups))
+                return list(found)
+            except RaftqError as error:
+                if not error.retriable or loop.time() + EMPTY_S >= deadline:
+                    raise
+                await pause(EMPTY_S)
 
     async def describe_group(self, group: str) -> DescribeGroupReply:
         return await self._members.describe(group)
@@ -130,12 +148,21 @@ class QueueCalls:
         deadline = loop.time() + ask.wait_ms / 1000
         member = await self._members.get(group, member_id)
         while True:
+            began = loop.time()
             await self._members.refresh(group, member)
             left_ms = max(0, int((deadline - loop.time()) * 1000))
             wait_ms = min(left_ms, SLICE_MS, member.session_ms // 3)
-            found = await self._poll(group, member, ask, wait_ms)
-            if found or loop.time() >= deadline:
+            try:
+                found = await self._poll(group, member, ask, wait_ms)
+            except NotLeader:
+                if loop.time() >= deadline:
+                    raise
+                found = []
+            now = loop.time()
+            if found or now >= deadline:
                 return found
+            # Whatever ended the wait early (a leader that moved) takes a moment to get well.
+            await pause(min(max(began + ROUND_S - now, 0.0), deadline - now))
 
     async def _poll(self, group: str, member: Known, ask: Ask, wait_ms: int) -> list[Delivered]:
         part = Ask(
@@ -263,13 +290,21 @@ class QueueCalls:
     ) -> Waiting | None:
         if not topic.queued:
             return None
-        every = range(len(topic.partitions)) if partition is None else [partition]
-        for at in every:
-            request = ListDelayed(topic.name, at, 0, 1, offset)
-            reply = await self._calls.lead((topic.name, at), request)
-            found = _waiting(at, reply.message)
-            if found:
-                return found[0]
+        if partition is not None:
+            request = ListDelayed(topic.name, partition, 0, 1, offset)
+            one = await self._calls.lead((topic.name, partition), request)
+            return next(iter(_waiting(partition, one.message)), None)
+        found = await self._calls.each_partition(
+            [topic], lambda name: ListDelayed(*name, 0, 1, offset)
+        )
+        problem: RaftqError | None = None
+        for (_, number), reply in found.items():
+            if isinstance(reply, RaftqError):
+                problem = reply
+            elif here := _waiting(number, reply.message):
+                return here[0]
+        if problem is not None:
+            raise problem
         return None
 
     async def cancel_delayed(self, topic: TopicState, partition: int, offset: int) -> bool:
@@ -281,7 +316,7 @@ class QueueCalls:
 
     async def delay_totals(self, topics: Sequence[TopicState]) -> DelayTotals:
         totals = DelayTotals()
-        found = await self._calls.each_partition(topics, lambda name: DelayStats(*name))
+        found = await self._calls.each_partition(topics, lambda name: DelayStats(*name), STATS_S)
         for reply in found.values():
             if isinstance(reply, RaftqError):
                 totals.missing += 1
@@ -312,7 +347,7 @@ class QueueCalls:
 
     async def queue_totals(self, topics: Sequence[TopicState]) -> QueueTotals:
         totals = QueueTotals()
-        found = await self._calls.each_partition(topics, lambda name: DescribeQueue(*name))
+        found = await self._calls.each_partition(topics, lambda name: DescribeQueue(*name), STATS_S)
         for reply in found.values():
             if isinstance(reply, RaftqError):
                 totals.missing += 1
@@ -331,7 +366,7 @@ class QueueCalls:
         """Dead letters that are neither sent back nor forgotten."""
         topics = [one for one in self._queued() if one.name.endswith(DEAD_LETTER_SUFFIX)]
         found = await self._calls.each_partition(
-            topics, lambda name: DescribeQueue(*name, LETTERS_GROUP)
+            topics, lambda name: DescribeQueue(*name, LETTERS_GROUP), STATS_S
         )
         count = 0
         for reply in found.values():

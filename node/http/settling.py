@@ -35,7 +35,7 @@ DELAY_MS_MAX = 366 * 86_400_000
 REASON_CHARACTERS_MAX = 1024
 DEAD_SUFFIX = ".dlq"
 
-_ERRORS = (404, 409, 410, 503)
+_ERRORS = (404, 409, 410, 503, 507)
 _RECEIPTS = (
     Field("receipt_handle", ReceiptHandle()),
     Field("receipt_handles", Listed(ReceiptHandle(), RECEIPTS_MAX), "several at once"),
