@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from raftq.client.blocking import Admin
 from raftq.node.local_cluster import LocalCluster
 
 README = Path(__file__).parents[2] / "README.md"
@@ -40,3 +41,15 @@ def test_the_cluster_example_runs_against_three_nodes(tmp_path: Path) -> None:
         appended, counted = run(text, tmp_path)
     assert appended.startswith("Appended(topic='payments', partition=")
     assert counted == "10001 records"
+
+
+def test_the_example_of_groups_and_queues_runs_against_three_nodes(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path / "cluster", nodes=3) as cluster:
+        with Admin(cluster.bootstrap) as admin:
+            admin.create_topic("orders", partitions=3, replication=3)
+        text = example("Consumer, Producer, QueueClient").replace(
+            "127.0.0.1:7070", cluster.bootstrap
+        )
+        assigned, counts = run(text, tmp_path)
+    assert "('orders', 2)" in assigned
+    assert "'rejected': 1" in counts
