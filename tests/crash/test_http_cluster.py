@@ -4,6 +4,7 @@ answers as the document says."""
 import itertools
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,35 @@ def about_letters(walker: Walker, topic: str, group: str) -> None:
     walker.call("reject", {"receipt_handle": again["receipt_handle"], "reason": "bad"})
     walker.until("browse_dead_letters", lambda one: one["count"] == 1, topic=topic)
     assert walker.call("purge_dead_letters", {}, topic=topic) == {"purged": 1, "complete": True}
+
+
+def test_members_polls_and_receipts_outlive_a_node_that_is_killed(tmp_path: Path) -> None:
+    """1. A member that joined at node 1 leases a record there.
+    2. The node that leads the record's partition is killed.
+    3. The member heartbeats, acknowledges and polls at the nodes that are left: its membership and
+       its receipt still hold, and a poll that was waiting when it happened gets the next record.
+    """
+    with LocalCluster(tmp_path, 3) as cluster:
+        http = {one: f"http://{cluster.addresses(one).http}" for one in cluster.ids}
+        first = Walker([http[1]])
+        first.call("create_topic", {"name": "orders", "num_partitions": 1}, 201)
+        join = {"topics": ["orders"], "session_timeout": "30s"}
+        member = first.call("join_group", join, group="g")["member_id"]
+        first.call("publish", {"value": "a"}, topic="orders")
+        (leased,) = messages(first, "g", member, 1)
+        place = first.call("describe_topic", topic="orders")["replicas"]["0"]
+        leader = place["leader"]
+        left = [one for one in cluster.ids if one != leader]
+        waiting, others = Walker([http[left[0]]]), Walker([http[one] for one in left])
+        with ThreadPoolExecutor(1) as pool:
+            poll = pool.submit(messages, waiting, "g", member, 1)
+            time.sleep(0.5)
+            cluster.kill(leader)
+            acked = others.call("ack", {"receipt_handle": leased["receipt_handle"]})
+            assert acked["committed_offset"] == 1
+            others.call("heartbeat", {"member_id": member}, group="g")
+            others.call("publish", {"value": "b"}, topic="orders")
+            (message,) = poll.result(60)
+        assert (message["value"], message["delivery_count"]) == ("b", 1)
+        body = {"receipt_handle": message["receipt_handle"], "group": "g"}
+        assert others.call("ack", body)["committed_offset"] == 2
