@@ -327,27 +327,29 @@ class Consumer(Client):
         if group is not None:
             group.begin_poll()
         found: list[T] = []
+        is_over = False
         try:
             while True:
                 if group is not None and group.is_wanted:
                     await self._come_back(group)
                 found = take()
                 left_s = deadline - self._loop.time()
-                if found or left_s <= 0:
+                if found or left_s <= 0 or is_over:
                     return found
-                await self._something(left_s)
+                is_over = not await self._something(left_s)
                 self._ensure_started()
         finally:
             if group is not None:
                 group.end_poll(found)
 
-    async def _something(self, timeout_s: float) -> None:
-        """Wait until there may be something to take."""
+    async def _something(self, timeout_s: float) -> bool:
+        """Wait until there may be something to take; whether there may, or time is over."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._positions.waiter()
         except TimeoutError:
-            return
+            return False
+        return True
 
     async def _come_back(self, group: Ownership) -> None:
         """Learn what the group has given and taken, and tell the application."""

@@ -384,9 +384,11 @@ class Ownership:
 
     def _arm_patience(self) -> None:
         if "patience" not in self._timers:
-            after_s = self._options.max_poll_ms / 1000
-            at = max(self.polled_at + after_s, self._loop.time())
-            self._timers["patience"] = self._loop.call_at(at, self._ring_patience)
+            patience_s = self._options.max_poll_ms / 1000
+            left_s = patience_s
+            if not self.is_polling:
+                left_s = max(self.polled_at + patience_s - self._loop.time(), 0.001)
+            self._timers["patience"] = self._loop.call_later(left_s, self._ring_patience)
 
     def _ring_patience(self) -> None:
         """The application does not come back: others must not wait for it any longer."""
@@ -396,16 +398,12 @@ class Ownership:
             return
         patience_s = self._options.max_poll_ms / 1000
         if self.is_polling or self._loop.time() < self.polled_at + patience_s:
-            self._arm_patience_later()
+            self._arm_patience()
         else:
             logger.warning(
                 "nobody polled for %g s: %d partitions are given up", patience_s, len(keys)
             )
             self._tasks.spawn(self._abandon(keys))
-
-    def _arm_patience_later(self) -> None:
-        after_s = self._options.max_poll_ms / 1000
-        self._timers["patience"] = self._loop.call_later(after_s, self._ring_patience)
 
     async def _abandon(self, keys: list[Key]) -> None:
         if self._options.auto_commit:

@@ -166,8 +166,7 @@ class QueueClient(QueueBase):
             waits = self._ask(records_max, lease_ms, left_s, asked_once)
             if left_s <= 0 and not waits:
                 return []
-            await self._something(left_s if left_s > 0 else None)
-            if left_s > 0 and self._loop.time() >= deadline and not self._spare:
+            if not await self._something(left_s if left_s > 0 else None) and not self._spare:
                 return []
 
     def _raise_problem(self) -> None:
@@ -234,15 +233,17 @@ class QueueClient(QueueBase):
         if self._waiter is not None:
             finish(self._waiter)
 
-    async def _something(self, timeout_s: float | None) -> None:
+    async def _something(self, timeout_s: float | None) -> bool:
+        """Wait until something has changed; whether it has, or time is over."""
         self._waiter = self._loop.create_future()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._waiter
         except TimeoutError:
-            return
+            return False
         finally:
             self._waiter = None
+        return True
 
     def _call_off(self) -> None:
         """Nobody waits any more: what waits at nodes must not take records."""

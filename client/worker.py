@@ -267,14 +267,15 @@ class Worker(QueueBase):
     async def _renew(self) -> None:
         """Renew leases of which less than two thirds are left, and look for those that ended."""
         lease_s = self.options.lease_s
+        step_s = lease_s / 6
         while True:
-            await pause(lease_s / 6)
+            await pause(step_s)
             now = self._loop.time()
             held = [job for job in self._jobs if not job.is_settling and not job.record.lost]
             for job in held:
                 if now >= job.lease_end:
                     self._lose(job)
-            due = [job for job in held if job.lease_end - now < lease_s * 2 / 3]
+            due = [job for job in held if job.lease_end - now < 4.5 * step_s]
             due = [job for job in due if not job.record.lost]
             if due:
                 # Not waited for: one partition that does not answer must not keep others' leases.

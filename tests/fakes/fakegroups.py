@@ -197,7 +197,7 @@ class FakeGroups(FakeCluster):
         assert view is not None
         epoch = view.member_epoch
         deadline = self._now() + request.wait_ms / 1000
-        while self._told.get(key) == view.assigned and self._now() < deadline:
+        while self._told.get(key) == view.assigned and self._now() < deadline - 1e-6:
             news = self._news
             try:
                 async with asyncio.timeout_at(deadline):
@@ -329,7 +329,7 @@ class FakeGroups(FakeCluster):
         while True:
             reply, raw, waits_for = self._take(request, node_id)
             left = deadline - self._now()
-            if reply.partitions or left <= 0 or superseded.is_set():
+            if reply.partitions or left <= 1e-6 or superseded.is_set():
                 return reply, raw
             self.parked[key] = superseded
             # Retries and ended leases have no event here: they are looked for.
