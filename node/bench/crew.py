@@ -138,7 +138,9 @@ class CrewSide(Side):
     def cpu_us(self) -> float:
         """Of the crew per operation, in all slices."""
         every = [one for answers in self.answers for one in answers]
-        return sum(one["cpu_s"] for one in every) / max(1, sum(one["count"] for one in every)) * 1e6
+        cpu_s: float = sum(one["cpu_s"] for one in every)
+        count: int = sum(one["count"] for one in every)
+        return cpu_s / max(1, count) * 1e6
 
 
 def lane_sums(answers: Sequence[Sequence[dict[str, Any]]]) -> list[int]:

@@ -220,7 +220,7 @@ class Pace(Role):
 
     async def send(self, seconds: float, rate: float, wall: bool = False) -> Answer:
         """`rate` a second for so long; `wall`: stamped with the wall clock, in ms."""
-        now = (lambda: time.time() * 1000) if wall else clock
+        now: Callable[[], float] = (lambda: time.time() * 1000) if wall else clock
         began, sent = clock(), 0
         late = 0.0
         while (elapsed := clock() - began) < seconds:

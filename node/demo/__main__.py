@@ -4,8 +4,8 @@ A writer process enqueues messages in five lanes, some delayed, some poisoned, a
 call what was acknowledged. It dies by SIGKILL at a random instant. The queue is opened again and
 everything in it compared with what was acknowledged; a second writer sends the rest; four threads
 consume it all. Then three nodes are started as real processes, two producers write to them, and the
-busiest leader is killed twice (cluster.py). The last line and the exit code follow from the checks
-made on the way.
+busiest leader is killed twice (cluster.py). Last, workers share a topic of these nodes as one group
+(group.py). The last line and the exit code follow from the checks made on the way.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from raftq.node.demo import cluster_writer, report
+from raftq.node.demo import cluster_writer, group_worker, report
 from raftq.node.demo.checks import (
     Check,
     Found,
@@ -29,8 +29,10 @@ from raftq.node.demo.checks import (
     judge_writers,
     verdict,
 )
-from raftq.node.demo.cluster import judge_cluster, run_cluster_story
+from raftq.node.demo.cluster import judge_cluster, run_cluster_story, started_cluster
 from raftq.node.demo.consumers import BATCHES, RATE_PART, Tally, consume_all
+from raftq.node.demo.group import run_group_story
+from raftq.node.demo.group_checks import judge_group
 from raftq.node.demo.plan import plan
 from raftq.node.demo.writer import OPTIONS, run_writer, write
 from raftq.node.embedded.message import DeadLetter
@@ -60,8 +62,11 @@ class Demo:
         found = self._kill_and_compare(directory)
         self._finish_writing(directory, found)
         tally, letters = self._consume(directory)
-        story = run_cluster_story(f"{directory}-cluster", self._say)
-        self._checks += judge_cluster(story)
+        with started_cluster(f"{directory}-cluster", self._say) as cluster:
+            story = run_cluster_story(cluster, self._say)
+            self._checks += judge_cluster(story)
+            shared = run_group_story(cluster.bootstrap, self._say)
+            self._checks += judge_group(shared)
         for table in (
             report.checks_table(self._checks),
             report.shares_table(tally.seen.lanes),
@@ -69,6 +74,8 @@ class Demo:
             report.letters_table(letters),
             report.timings_table(self._timings),
             report.failovers_table(story.kills, story.failovers()),
+            report.workers_table(shared),
+            report.shares_table(shared.lanes(), "Shares in the group while all lanes are busy"),
         ):
             self._console.print(table)
         passed, sentence = verdict(self._checks)
@@ -136,6 +143,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=None, help="default: a random one, printed")
     parser.add_argument("--writer", metavar="DIR", help=argparse.SUPPRESS)
     parser.add_argument("--cluster-writer", metavar="BOOTSTRAP", help=argparse.SUPPRESS)
+    parser.add_argument("--group-worker", metavar="BOOTSTRAP", help=argparse.SUPPRESS)
     parser.add_argument("--writer-number", type=int, default=0, help=argparse.SUPPRESS)
     parsed = parser.parse_args(arguments)
     if parsed.messages < MESSAGES_MIN:
@@ -149,6 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parse(arguments)
     if parsed.cluster_writer:
         asyncio.run(cluster_writer.write(parsed.cluster_writer, parsed.writer_number))
+        return 0
+    if parsed.group_worker:
+        asyncio.run(group_worker.work(parsed.group_worker))
         return 0
     if parsed.writer:
         skipped = frozenset(map(int, sys.stdin.read().split()))

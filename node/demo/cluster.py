@@ -7,7 +7,8 @@ be read in the end: nothing lost, nothing twice, everything in order.
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from raftq import aio
@@ -49,7 +50,6 @@ class ClusterStory:
     kills: list[Kill]
     reports: list[WriterReport]
     read: Read
-    starts_s: float
 
     @property
     def records(self) -> int:
@@ -69,25 +69,30 @@ class ClusterStory:
         return found
 
 
-def run_cluster_story(directory: str, say: Callable[[str], None]) -> ClusterStory:
+@contextmanager
+def started_cluster(directory: str, say: Callable[[str], None]) -> Iterator[LocalCluster]:
     began = time.perf_counter()
     with LocalCluster(directory, nodes=3) as cluster:
         starts_s = time.perf_counter() - began
         say(f"5. three nodes serve after {starts_s:.1f} s: {cluster.bootstrap}")
-        asyncio.run(_create(cluster.bootstrap))
-        say(f"6. two processes produce to {PARTITIONS} partitions with acks=all")
-        writers = [ClusterWriter(cluster.bootstrap, number) for number in (1, 2)]
-        try:
-            _wait_for_progress(writers, 2000)
-            kills = [asyncio.run(_kill_busiest(cluster, writers, say)) for _ in range(KILLS)]
-            for writer in writers:
-                writer.finish(WAIT_S)
-        finally:
-            for writer in writers:
-                writer.end()
-        say("7. everything is read back")
-        read = asyncio.run(_read_all(cluster.bootstrap))
-    return ClusterStory(kills, [writer.report for writer in writers], read, starts_s)
+        yield cluster
+
+
+def run_cluster_story(cluster: LocalCluster, say: Callable[[str], None]) -> ClusterStory:
+    asyncio.run(_create(cluster.bootstrap))
+    say(f"6. two processes produce to {PARTITIONS} partitions with acks=all")
+    writers = [ClusterWriter(cluster.bootstrap, number) for number in (1, 2)]
+    try:
+        _wait_for_progress(writers, 2000)
+        kills = [asyncio.run(_kill_busiest(cluster, writers, say)) for _ in range(KILLS)]
+        for writer in writers:
+            writer.finish(WAIT_S)
+    finally:
+        for writer in writers:
+            writer.end()
+    say("7. everything is read back")
+    read = asyncio.run(_read_all(cluster.bootstrap))
+    return ClusterStory(kills, [writer.report for writer in writers], read)
 
 
 async def _create(bootstrap: str) -> None:

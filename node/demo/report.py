@@ -9,6 +9,7 @@ from rich.text import Text
 from raftq.node.delivery.lanes import LANE_NAMES, WEIGHTS
 from raftq.node.demo.checks import Check, Deliveries, shares
 from raftq.node.demo.cluster import Kill
+from raftq.node.demo.group_checks import GroupStory
 from raftq.node.embedded.message import DeadLetter
 
 
@@ -20,8 +21,8 @@ def checks_table(checks: Sequence[Check]) -> Table:
     return table
 
 
-def shares_table(lanes: Sequence[int]) -> Table:
-    table = _table("Shares while all lanes are busy", "lane", "messages", "expected", "measured")
+def shares_table(lanes: Sequence[int], title: str = "Shares while all lanes are busy") -> Table:
+    table = _table(title, "lane", "messages", "expected", "measured")
     for name, count, weight, share in zip(LANE_NAMES, lanes, WEIGHTS, shares(lanes), strict=True):
         table.add_row(name, str(count), f"{weight} %", f"{share:.1f} %")
     return table
@@ -64,6 +65,15 @@ def failovers_table(kills: Sequence[Kill], seconds: Sequence[float]) -> Table:
         led = f"{len(kill.led)} partitions"
         controls = "yes" if kill.controller else "no"
         table.add_row(f"node {kill.node_id}", led, controls, f"{1000 * waited:.0f} ms")
+    return table
+
+
+def workers_table(story: GroupStory) -> Table:
+    """What each worker of the group did."""
+    table = _table("Workers of the group", "worker", "handled", "")
+    fates = {story.killed: "killed -9", story.joined: "joined after that"}
+    for worker, count in story.workers().items():
+        table.add_row(f"worker {worker}", str(count), fates.get(worker, ""))
     return table
 
 

@@ -21,7 +21,7 @@ def story() -> ClusterStory:
         )
         for writer in (1, 2)
     ]
-    return ClusterStory([Kill(1, (0,), 5.5, False)], reports, {0: read}, 1.0)
+    return ClusterStory([Kill(1, (0,), 5.5, False)], reports, {0: read})
 
 
 def failed(told: ClusterStory) -> list[str]:
