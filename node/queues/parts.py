@@ -10,7 +10,7 @@ new leader does, and the old ones are stopped. The delay line stays.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from raftq.node.delivery.group import DeadLetter
@@ -52,34 +52,8 @@ class DelayLine(Protocol):
         """A batch was appended to the delays strand; at any time after `start`."""
 
 
-NO_TRANSFERS_S = 60.0
-
 MakeTransfers = Callable[[Led, Ledger, Deliveries], Transfers]
 MakeDelayLine = Callable[[Led], DelayLine]
-
-
-class NoTransfers:
-    """Where dead letters have nowhere to go: they are held, and looked at again later."""
-
-    def __init__(self, led: Led, ledger: Ledger, deliveries: Deliveries) -> None:
-        self._led = led
-        self._deliveries = deliveries
-
-    def begin(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def replay(self, content: bytes) -> None: ...
-
-    def snapshot(self) -> Iterable[bytes]:
-        return ()
-
-    def bury(self, group: str, letters: Sequence[DeadLetter], error: str) -> "asyncio.Future[None]":
-        retry_at = max(letter.last for letter in letters) + NO_TRANSFERS_S
-        self._deliveries.spare(group, letters, retry_at)
-        future: asyncio.Future[None] = self._led.loop.create_future()
-        future.set_result(None)
-        return future
 
 
 class NoDelayLine:
