@@ -321,6 +321,40 @@ def test_long_pending_records_do_not_keep_the_strand(monkeypatch: pytest.MonkeyP
     run(main)
 
 
+def test_prefix_goes_only_when_what_was_stored_again_is_replicated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delay_reclaim, "GROWN_BYTES_MIN", 1 << 15)
+
+    async def main() -> None:
+        partition = FakePartition(segment_bytes=1 << 14)
+        line = begin(partition)
+        log = partition.strands["delays"].log
+        for _ in range(12):
+            times = [wall_ms() + 50] * 60
+            times[0] = wall_ms() + 10**7
+            schedule(line, times, [bytes(300)] * 60)
+            await pause(0.01)
+        partition.lag_s = None
+        await pause(0.02)
+        partition.replicate()
+        await pause(0.2)
+        for _ in range(5):
+            await pause(2)
+            partition.strands["data"].replicate()
+        assert len(line.book) == 12
+        assert log.start_offset == 0
+        assert line.book.place(0) > 0  # it was stored again
+        partition.lag_s = 0.001
+        partition.replicate()
+        await pause(5)
+        assert log.start_offset > 0
+        assert len(await line.listed(0, 100)) == 12
+        line.stop()
+
+    run(main)
+
+
 def test_data_that_was_lost_after_its_mark_fires_again_once() -> None:
     """1. Records fire and are marked. 2. A loss of power takes the data log's tail everywhere.
     3. They fire again. 4. Later leaders do not fire them a third time."""
