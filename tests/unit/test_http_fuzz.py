@@ -48,6 +48,13 @@ settings_of_topics = st.dictionaries(
 bodies = st.one_of(
     values, messages, settings_of_topics, st.builds(lambda m: {"messages": m}, st.lists(messages)),
     st.dictionaries(st.sampled_from(["count", "partitions"]), values),
+    st.dictionaries(
+        st.sampled_from(
+            ["member_id", "generation", "offsets", "topics", "topic", "to", "receipt_handle",
+             "receipt_handles", "timeout", "delay", "rate", "limit", "since", "session_timeout"]
+        ),
+        values,
+    ),
 )  # fmt: skip
 
 
@@ -74,7 +81,12 @@ def check(answer: Answer) -> None:
         assert len(answer.raw) < 10_000
 
 
-PATHS = ("/topics", "/topics/t/messages", "/v1/topics/t/batch", "/admin/topics/t/partitions")
+PATHS = (
+    "/topics", "/topics/t/messages", "/v1/topics/t/batch", "/admin/topics/t/partitions",
+    "/groups/g/join", "/groups/g/heartbeat", "/groups/g/offsets", "/groups/g/reset",
+    "/groups/g/nack", "/messages/ack", "/messages/visibility", "/topics/t/dlq/redrive",
+    "/v1/topics/t/dlq/purge",
+)  # fmt: skip
 
 
 @FEW
@@ -108,7 +120,23 @@ def test_random_bytes_are_never_a_failure_of_the_node(
     parts=st.lists(
         st.one_of(
             st.text(max_size=6, alphabet=st.characters(exclude_categories=["Cs"])),
-            st.sampled_from(["topics", "t", "partitions", "0", "messages", "v1", "..", "admin"]),
+            st.sampled_from(
+                [
+                    "topics",
+                    "t",
+                    "partitions",
+                    "0",
+                    "messages",
+                    "v1",
+                    "..",
+                    "admin",
+                    "groups",
+                    "poll",
+                    "delayed",
+                    "dlq",
+                    "offsets",
+                ]
+            ),
         ),
         max_size=7,
     ),
