@@ -219,7 +219,8 @@ class Member:
             self._part.lost(None)
 
     async def _failed(self, error: RaftqError) -> None:
-        if isinstance(error, FencedGeneration | UnknownGroup) and self.member_epoch:
+        is_out = isinstance(error, FencedGeneration | UnknownGroup)
+        if is_out and self.member_epoch:
             logger.warning("member %s lost its place: %s", self.member_id, error)
             self.member_epoch = self.generation = 0
             self._part.lost(error)
@@ -228,6 +229,9 @@ class Member:
                 self._part.refused(error)
                 self.stop()
                 return
+        elif is_out and self._membership.instance_id is None:
+            # The answer to the join took so long that the coordinator has forgotten it again.
+            logger.info("group %s is joined again: %s", self._membership.group, error)
         elif not error.retriable:
             self._part.refused(error)
             await self._pause(self._membership.heartbeat_ms / 1000)
