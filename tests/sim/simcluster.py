@@ -277,6 +277,7 @@ _EXPECTED = (
     "another process registered as",  # a registration of the run before this one, decided late
     "cannot be opened",  # on a full disk a replica waits for room
     "not closed cleanly",  # nor can it be closed so
+    "groups cannot be written: ",  # nor is anybody's membership, until there is room
 )
 
 

@@ -166,6 +166,13 @@ class QueueWorkload:
             stats = (await overseer.ask(place, DelayStats(*place))).message
             if stats.pending:
                 return repr(stats)
+        except RaftqError as error:
+            return repr(error)
+        return await self._left(overseer, place)
+
+    async def _left(self, overseer: Recorder, place: Partition) -> str:
+        """What is left to do for the group: "empty", or something to read in a failure."""
+        try:
             reply = await overseer.ask(place, DescribeQueue(*place, GROUP))
         except RaftqError as error:
             return repr(error)

@@ -1,0 +1,85 @@
+"""Stream groups on whole clusters under random faults: one owner per partition, nothing skipped.
+
+One seed is one simulation: real nodes, coordinators among them, real consumers that join and die, a
+few seconds of faults; then everything heals, the group settles and reads to the end, and the
+history is judged. `RAFTQ_SIM_SEED=17` runs one seed, `RAFTQ_SIM_SEEDS=1000` that many.
+"""
+
+import asyncio
+import os
+import sys
+
+import pytest
+from clusterchecks import Invariants
+from replay import replayable, seeds
+from simcluster import SimCluster, make_plan
+from simfaults import Faults
+from simmembers import GroupWorkload
+from simqueues import SKEW_S
+from test_queue_cluster_sim import HEAL_S, create_topics
+
+from raftq.chaos.checkers import Rules, judge
+
+SEEDS_PER_TEST = 5
+
+
+async def scenario(cluster: SimCluster, workload: GroupWorkload, faults: Faults) -> None:
+    """
+    1. Start the nodes, create the topics, start producers and members.
+    2. Faults, as the seed has them; members die and join, too.
+    3. Heal. The group settles, and reads and stores up to the end of every partition.
+    4. The history has no anomaly.
+    """
+    for node in cluster.nodes.values():
+        node.start()
+    await cluster.until("all nodes serve", cluster.is_whole, 30)
+    await create_topics(cluster)
+    await cluster.until("the topics are there", cluster.is_whole, 30)
+    cluster.consensus.churn = cluster.plan.churn
+    workload.start()
+    await asyncio.gather(faults.run(), workload.misfortune())
+    cluster.heal()
+    await cluster.until(
+        "every send has ended", lambda: all(one.done() for one in workload.producing), 200
+    )
+    for one in workload.producing:
+        one.result()
+    await cluster.until("every partition is whole", cluster.is_whole, HEAL_S)
+    await cluster.until("the group is settled", workload.is_settled, HEAL_S)
+    await workload.until_drained(HEAL_S)
+    await workload.stop()
+    await cluster.until("every partition is whole still", cluster.is_whole, HEAL_S)
+    anomalies = judge(workload.history, workload.final(), Rules(skew_s=SKEW_S))
+    assert not anomalies, "\n".join(map(str, anomalies))
+
+
+def simulate(seed: int) -> SimCluster:
+    cluster = SimCluster(make_plan(seed))
+    if "RAFTQ_SIM_STORY" in os.environ:
+        cluster.loop.story = []
+    invariants = Invariants(cluster)
+    workload = GroupWorkload(cluster)
+    faults = Faults(cluster)
+    try:
+        cluster.run(scenario(cluster, workload, faults), invariants.after_turn)
+    finally:
+        if cluster.loop.story is not None:
+            sys.stdout.write("\n".join(cluster.loop.story) + "\n")
+            sys.stdout.write(f"{workload.history.counts()}\n")
+    assert not cluster.bugs, cluster.bugs
+    assert not cluster.complaints.found, cluster.complaints.found
+    assert not cluster.loop.unhandled, cluster.loop.unhandled
+    return cluster
+
+
+def chunks() -> list[list[int]]:
+    """Seeds in small groups: each is one test, so that they spread over the processors."""
+    wanted = list(seeds(40))
+    return [wanted[at : at + SEEDS_PER_TEST] for at in range(0, len(wanted), SEEDS_PER_TEST)]
+
+
+@pytest.mark.parametrize("group", chunks(), ids=lambda group: f"{group[0]}-{group[-1]}")
+def test_groups_survive_the_faults_of_their_cluster(group: list[int]) -> None:
+    for seed in group:
+        with replayable("test_groups_survive_the_faults_of_their_cluster", seed):
+            simulate(seed)
