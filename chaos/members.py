@@ -7,7 +7,7 @@ positions of what it gives up. `kill` ends it as kill -9 does: nothing is said t
 from random import Random
 from typing import Unpack
 
-from raftq.chaos.history import History, Ownership, Partition, Receive, Store
+from raftq.chaos.history import History, Ownership, Partition, Recall, Receive, Store
 from raftq.chaos.recorder import Clock
 from raftq.client.consumer import Consumer
 from raftq.client.options import Bootstrap, ConsumerSettings
@@ -36,6 +36,9 @@ class StreamMember:
         self._group = settings["group"]
         self._chance = chance
         self._owned: dict[Partition, Ownership] = {}
+        self._looked_at = clock()
+        self._not_held_at: dict[Partition, float] = {}
+        """Of what it was given: when that was not yet so."""
         self._stored: dict[Partition, int] = {}
         settings["auto_commit"] = False
         settings["on_assigned"] = self._assigned
@@ -60,6 +63,7 @@ class StreamMember:
 
     async def step(self) -> None:
         """A poll, and mostly a commit of what it gave."""
+        self._look()
         records = await self.consumer.poll(max_records=50, timeout=0.5)
         for record in records:
             place = (record.topic, record.partition)
@@ -80,6 +84,14 @@ class StreamMember:
         if self._chance.random() < 0.7:
             for place in list(self.positions):
                 await self._store(place)
+
+    def _look(self) -> None:
+        """See what it was given since it last looked."""
+        assert self.consumer._group is not None
+        held = self.consumer._group.holdings
+        before = self._not_held_at
+        self._not_held_at = {place: before.get(place, self._looked_at) for place in held}
+        self._looked_at = self.clock()
 
     async def _store(self, place: Partition) -> None:
         offset = self.positions.get(place)
@@ -109,8 +121,20 @@ class StreamMember:
     def _assigned(self, places: list[Partition]) -> None:
         assert self.consumer._group is not None
         for place in places:
+            holding = self.consumer._group.holdings[place]
             self.positions.pop(place, None)
             self._stored.pop(place, None)
+            claim = Recall(
+                client=self.name,
+                topic=place[0],
+                partition=place[1],
+                at=self._not_held_at.get(place, self._looked_at),
+                group=self._group,
+                offset=holding.stored,
+                owner_epoch=holding.owner_epoch,
+            )
+            claim.end("ok", self.clock())
+            self.history.add(claim)
             self._owned[place] = self.history.add(
                 Ownership(
                     client=self.name,
@@ -118,7 +142,7 @@ class StreamMember:
                     partition=place[1],
                     at=self.clock(),
                     group=self._group,
-                    owner_epoch=self.consumer._group.holdings[place].owner_epoch,
+                    owner_epoch=holding.owner_epoch,
                 )
             )
 
