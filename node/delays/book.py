@@ -192,13 +192,16 @@ class DelayBook:
             if enough <= 0:
                 break
         found: list[Pending] = []
+        worked = 0
         for part in parts:
             runs: list[list[tuple[int, int]]] = []
             for start in range(0, len(part), 2 * _PAGE_TIMERS):
                 end = start + 2 * _PAGE_TIMERS
                 timers = zip(part[start:end:2], part[start + 1 : end : 2], strict=True)
                 runs.append(sorted(timer for timer in timers if timer[1] in due))
-                if len(part) > 2 * _PAGE_TIMERS:
+                worked += min(len(part), 2 * _PAGE_TIMERS)
+                if worked >= 2 * _PAGE_TIMERS:
+                    worked = 0
                     yield None
             ordered = merge(*runs) if len(runs) > 1 else iter(runs[0] if runs else [])
             while some := list(islice(ordered, _PAGE_TIMERS)):
