@@ -120,7 +120,7 @@ class Node:
             config.replication.move_bytes_s,
         )
         self.coordinators = Coordinators(self.node_id, self.metadata, rng, wall_ms)
-        self.courier = NodeCourier(self.node_id, self.partitions, self.metadata, self.connect)
+        self.courier = NodeCourier(self.node_id, self.partitions.of, self.metadata, self.connect)
         self.services = Services(self.partitions, rng, wall_ms, self.coordinators, self.courier)
         self.upkeep = Upkeep(
             self.partitions, self, wall_ms, self.spawn, config.storage.scrub_bytes_s

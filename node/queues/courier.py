@@ -16,7 +16,7 @@ from raftq.client.wire.messages import Produce
 from raftq.cluster.commands import AddPartitions, AllocateProducerIds, CreateTopic
 from raftq.cluster.metadata_log import MetadataLog
 from raftq.cluster.topic_config import HOUR_MS
-from raftq.node.partitions import Partitions
+from raftq.node.partition import Partition
 from raftq.node.queues.copies import Target
 from raftq.node.queues.letters import SUFFIX
 
@@ -32,12 +32,12 @@ class NodeCourier:
     def __init__(
         self,
         node_id: int,
-        partitions: Partitions,
+        partition_of: Callable[[str, int], Partition],
         metadata: MetadataLog,
         connect: Callable[[int], Awaitable[Connection]],
     ) -> None:
         self._node_id = node_id
-        self._partitions = partitions
+        self._partition_of = partition_of
         self._metadata = metadata
         self._connect = connect
         self._connections: dict[int, Connection] = {}
@@ -90,7 +90,7 @@ class NodeCourier:
             raise NotLeader(f"nobody leads {topic}/{number} at the moment")
         message = Produce(topic, number, acks="all", timeout_ms=SEND_MS)
         if leader == self._node_id:
-            answer = self._partitions.of(topic, number).produce(message, memoryview(batch))
+            answer = self._partition_of(topic, number).produce(message, memoryview(batch))
             if isinstance(answer, asyncio.Future):
                 await answer
             return
