@@ -1,15 +1,13 @@
-"""Shell: the asyncio admin client: topics, replicas, nodes.
-
-Any node takes these requests. One that cannot be answered goes to the next node until `timeout_ms`
-is spent. When an attempt may have taken effect and a later one finds it done ("exists already"), it
-counts as done.
-"""
+"""Shell: the asyncio admin client: topics, replicas, nodes, and with its bases groups, dead letters
+and delayed records."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TypeVar, Unpack
 
-from raftq.client.base import Client
+from raftq.client.admin_base import topic_info
+from raftq.client.dead_letters import LetterAdmin
+from raftq.client.group_admin import GroupAdmin
 from raftq.client.options import AdminOptions, AdminSettings, Bootstrap
 from raftq.client.results import PartitionDescription, TopicDescription
 from raftq.client.retry import Backoff, out_of_time
@@ -27,21 +25,16 @@ from raftq.client.wire.admin_messages import (
 )
 from raftq.client.wire.errors import (
     Detail,
-    NotLeader,
-    Outcome,
     RaftqError,
     TopicExists,
-    UnknownPartition,
     UnknownTopic,
 )
 from raftq.client.wire.messages import (
     ListOffsets,
     Message,
-    Metadata,
     MetadataReply,
     NodeInfo,
     OffsetQuery,
-    Request,
     TopicInfo,
 )
 
@@ -49,12 +42,11 @@ R = TypeVar("R", bound=Message)
 Offsets = dict[int, tuple[int, int]]  # partition -> start_offset, high_watermark
 
 
-class Admin(Client):
+class Admin(GroupAdmin, LetterAdmin):
     """Administrates the cluster. Settings are the fields of AdminOptions."""
 
     def __init__(self, bootstrap: Bootstrap, **settings: Unpack[AdminSettings]) -> None:
-        self.options = AdminOptions(**settings)
-        super().__init__(bootstrap, self.options, "admin client")
+        super().__init__(bootstrap, AdminOptions(**settings))
 
     # Topics.
 
@@ -88,7 +80,7 @@ class Admin(Client):
     async def describe_topic(self, name: str) -> TopicDescription:
         """A topic with its partitions, and their offsets as far as their leaders answer."""
         reply = await self.metadata((name,))
-        info = _topic(reply, name)
+        info = topic_info(reply, name)
         return _description(info, await self._offsets(info, reply))
 
     async def describe_topics(self) -> list[TopicDescription]:
@@ -119,56 +111,7 @@ class Admin(Client):
     async def cluster_status(self) -> ClusterStatusReply:
         return await self._request(ClusterStatus())
 
-    async def metadata(self, topics: tuple[str, ...] | None) -> MetadataReply:
-        """What a node knows, unprocessed; None asks for all topics."""
-        return await self._request(Metadata(topics))
-
     # How.
-
-    async def _request(self, request: Request[R], done: type[RaftqError] | None = None) -> R:
-        """Ask one node after the other until one answers. `done` is the error that means success
-        when an earlier attempt may have taken effect; the answer is of no use then."""
-        self._ensure_started()
-        options = self.options
-        backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_ms_max, options.rng)
-        last: RaftqError | None = None
-        unknown = False
-        try:
-            async with asyncio.timeout(options.timeout_ms / 1000):
-                while True:
-                    for address in await self._addresses():
-                        try:
-                            connection = await self._pool.get(address)
-                            return (await connection.request(request)).message
-                        except RaftqError as error:
-                            if unknown and done is not None and isinstance(error, done):
-                                return _nothing(request)
-                            unknown = unknown or error.outcome == "unknown"
-                            last = error
-                            if _is_final(error):
-                                raise
-                    await pause(backoff.next_s())
-        except TimeoutError:
-            what = f"{type(request).__name__} was not answered in {options.timeout_ms} ms"
-            outcome: Outcome = "unknown" if unknown else "failed"
-            raise out_of_time(what, last).with_outcome(outcome) from last
-
-    async def _addresses(self) -> "list[tuple[str, int]]":
-        """Whom to ask; the first question of all is who is there."""
-        if not self._routes.nodes:
-            await self._first_contact()
-        return self._routes.addresses()
-
-    async def _first_contact(self) -> None:
-        began = self._loop.time()
-        while True:
-            try:
-                await self._routes.refresh()
-                return
-            except RaftqError:
-                if self._ended or self._loop.time() - began >= self.options.bootstrap_ms / 1000:
-                    raise
-                await pause(self.options.retry_backoff_ms_max / 1000)
 
     async def _until_served(self, name: str, partitions: int) -> TopicDescription:
         options = self.options
@@ -232,22 +175,6 @@ class Admin(Client):
         for start, end in zip(starts, ends, strict=False):
             if not start.error and not end.error and start.partition == end.partition:
                 found[start.partition] = (start.offset, end.offset)
-
-
-def _is_final(error: RaftqError) -> bool:
-    return not error.retriable or isinstance(error, UnknownTopic | UnknownPartition | NotLeader)
-
-
-def _nothing(request: Request[R]) -> R:
-    """For callers that do not use the answer."""
-    return None  # type: ignore[return-value]
-
-
-def _topic(reply: MetadataReply, name: str) -> TopicInfo:
-    for info in reply.topics:
-        if info.topic == name and not info.error:
-            return info
-    raise UnknownTopic(f"no topic is named {name!r}")
 
 
 def _description(info: TopicInfo, offsets: Offsets) -> TopicDescription:

@@ -18,6 +18,7 @@ from raftq.client import loop_thread
 from raftq.client.accumulator import RECORD_BYTES
 from raftq.client.admin import Admin as AsyncAdmin
 from raftq.client.base import Client
+from raftq.client.blocking_admin import QueueVerbs
 from raftq.client.blocking_group import GroupVerbs
 from raftq.client.consumer import POLL_BYTES
 from raftq.client.consumer import Consumer as AsyncConsumer
@@ -264,7 +265,7 @@ class Consumer(GroupVerbs, Blocking):
             self._polling.release()
 
 
-class Admin(Blocking):
+class Admin(QueueVerbs, Blocking):
     """Administrates the cluster: `with Admin("127.0.0.1:7070") as admin: ...`.
 
     Settings are the fields of AdminOptions.

@@ -472,13 +472,14 @@ class FakeGroups(FakeCluster):
                 continue
             epoch, member = queue.owners.get(name, (-1, ""))
             core = queue.groups.get(name)
-            prefix = 0 if core is None else core.settled.prefix
+            prefix = queue.stored.get(name, 0) if core is None else core.settled.prefix
             found.append(
                 queues.QueueGroup(
                     name, prefix, queue.stored.get(name, -1), epoch, member,
                     0 if core is None else core.in_flight,
                     paused=core is not None and core.paused,
-                    unsettled=0 if core is None else queue.log.end - prefix,
+                    counters={} if core is None else {"acked": core.counters.acked},
+                    unsettled=queue.log.end - prefix,
                 )
             )  # fmt: skip
         return queues.DescribeQueueReply(tuple(found), queue.log.start, queue.log.end)
