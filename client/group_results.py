@@ -69,8 +69,9 @@ class DeadLetter:
     error: str
     group: str
     attempts: int
-    first_delivery: str
-    last_delivery: str
+    first_delivery: int
+    last_delivery: int
+    """In ms since 1970, like `timestamp`, which is when it became a dead letter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,6 @@ def dead_letter(record: Record) -> DeadLetter:
         fact("error"),
         fact("group"),
         number("attempts"),
-        fact("first-delivery"),
-        fact("last-delivery"),
+        number("first-delivery"),
+        number("last-delivery"),
     )
