@@ -30,13 +30,14 @@ from raftq.client.leasing import Partitions
 from raftq.client.options import Address, Bootstrap
 from raftq.client.queue_client import CLOSE_S, WAIT_S_MAX, QueueBase
 from raftq.client.queue_options import WorkerOptions, WorkerSettings
-from raftq.client.settling import Said
+from raftq.client.settling import Failed, Said
 from raftq.client.tasks import finish, pause
 from raftq.client.wire.errors import InvalidArgument, LeaseLost, RaftqError
 
 logger = logging.getLogger(__name__)
 
 ERROR_CHARACTERS_MAX = 1_000
+GATHER_S = 0.005  # for how long an ack waits for others, unless there is little room
 
 
 class Reject(Exception):
@@ -74,6 +75,8 @@ class Worker(QueueBase):
         self._jobs: dict[Job, None] = {}
         self._queued: deque[Job] = deque()
         self._running = 0
+        self._done: list[Job] = []  # to be acked
+        self._gathering: asyncio.TimerHandle | None = None
         self._asked: dict[Address, tuple[asyncio.Task[None], Partitions, int]] = {}
         self._hot: dict[Address, None] = {}  # had records when last asked
         self._stopping = False
@@ -110,6 +113,8 @@ class Worker(QueueBase):
         self._wake()
 
     async def close(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
         if self._threads is not None:
             # A function that still runs cannot be ended; it may notice that its lease is lost.
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -233,7 +238,10 @@ class Worker(QueueBase):
             self._forget(job)
         else:
             job.is_settling = True
-            self._tasks.spawn(self._settle(job, said))
+            if said.verb == "ack":
+                self._gather(job)
+            else:
+                self._tasks.spawn(self._settle([job], said))
         self._begin()
 
     async def _handle(self, record: LeasedRecord) -> None:
@@ -246,17 +254,43 @@ class Worker(QueueBase):
         if inspect.isawaitable(result):
             await result
 
-    async def _settle(self, job: Job, said: Said) -> None:
+    def _gather(self, job: Job) -> None:
+        """Acks go together, since a request costs more than a record; but not so long that others
+        wait for the room."""
+        self._done.append(job)
+        if 4 * len(self._done) >= self.options.capacity or self._stopping:
+            self._ack_done()
+        elif self._gathering is None:
+            self._gathering = self._loop.call_later(GATHER_S, self._ack_done)
+
+    def _ack_done(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        by_place: dict[tuple[str, int], list[Job]] = {}
+        for job in self._done:
+            by_place.setdefault((job.record.topic, job.record.partition), []).append(job)
+        self._done.clear()
+        for some in by_place.values():
+            self._tasks.spawn(self._settle(some, Said("ack")))
+
+    async def _settle(self, jobs: list[Job], said: Said) -> None:
+        """Say the same about records of one partition."""
+        receipts = [receipt_of(job.record) for job in jobs]
         try:
-            failed = await self._settler.settle([receipt_of(job.record)], said)
-            if failed:
-                name = "lost" if isinstance(failed[0].error, LeaseLost) else "unsettled"
-                self.counts[name] += 1
-                logger.warning("%s of %r failed: %s", said.verb, job.record, failed[0].error)
-            else:
-                self.counts[_PAST[said.verb]] += 1
+            bad = _by_record(await self._settler.settle(receipts, said))
+            for job, receipt in zip(jobs, receipts, strict=True):
+                error = bad.get((receipt.nonce, receipt.offset))
+                if error is None:
+                    self.counts[_PAST[said.verb]] += 1
+                else:
+                    name = "lost" if isinstance(error, LeaseLost) else "unsettled"
+                    self.counts[name] += 1
+                    logger.warning("%s of %r failed: %s", said.verb, job.record, error)
         finally:
-            self._forget(job)
+            for job in jobs:
+                self._jobs.pop(job, None)
+            self._wake()
 
     def _forget(self, job: Job) -> None:
         self._jobs.pop(job, None)
@@ -291,12 +325,7 @@ class Worker(QueueBase):
 
         async def extend(some: list[Job]) -> None:
             receipts = [receipt_of(job.record) for job in some]
-            failed = await self._settler.settle(receipts, Said("extend", lease_ms))
-            bad = {
-                (one.row[0], offset): one.error
-                for one in failed
-                for offset in range(one.row[1], one.row[2])
-            }
+            bad = _by_record(await self._settler.settle(receipts, Said("extend", lease_ms)))
             for job, receipt in zip(some, receipts, strict=True):
                 error = bad.get((receipt.nonce, receipt.offset))
                 if error is None:
@@ -371,6 +400,15 @@ class Worker(QueueBase):
 
 
 _PAST = {"ack": "acked", "nack": "nacked", "reject": "rejected", "release": "released"}
+
+
+def _by_record(failed: list[Failed]) -> dict[tuple[int, int], RaftqError]:
+    """What went wrong, by the nonce and offset of each record of one partition."""
+    return {
+        (one.row[0], offset): one.error
+        for one in failed
+        for offset in range(one.row[1], one.row[2])
+    }
 
 
 def is_coroutine_function(handler: Any) -> bool:
