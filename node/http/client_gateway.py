@@ -78,7 +78,9 @@ class ClientGateway:
         if self._queues is None:
             options = ClientOptions(name=CLIENT_NAME)
             reader = self._page_reader()
-            self._queues = QueueCalls(self._facts, self._bootstrap(), options, reader)
+            self._queues = QueueCalls(
+                self._facts, self._bootstrap(), options, reader, self._administration
+            )
         return self._queues
 
     async def offsets(self, topic: str) -> Mapping[int, tuple[int, int]]:

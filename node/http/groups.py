@@ -1,9 +1,10 @@
 """Handlers of consumer groups: members, polls, offsets. (Shell.)"""
 
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from raftq.client.wire.group_messages import DescribeGroupReply
+from raftq.client.group_results import GroupDescription
 from raftq.node.http.context import Context
 from raftq.node.http.errors import Refusal, invalid
 from raftq.node.http.fields import (
@@ -33,7 +34,7 @@ from raftq.node.http.kinds import (
 )
 from raftq.node.http.messages import RECORD, RECORD_SOMETIMES, write_records
 from raftq.node.http.paths import OFFSET, PARTITION, TOPIC
-from raftq.node.http.queue_gateway import Ask, Delivered, Offsets, PartitionName, ResetTo, Wish
+from raftq.node.http.queue_gateway import Ask, Delivered, Offsets, PartitionName, Reset, Wish
 from raftq.node.http.routes import Call, Reply, Route
 
 POLL_MS_MAX = 30_000
@@ -44,6 +45,7 @@ LEASE_MS_MAX = 12 * 3_600_000
 TOPICS_MAX = 100
 PARTITIONS_MAX = 8_000
 ERRORS = (404, 409, 503, 507)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 MEMBER = Text(NAME_CHARACTERS_MAX)
 JOIN = Fields((
@@ -93,15 +95,15 @@ class ResetPlace(Kind):
     def schema(self) -> Schema:
         return {"anyOf": [one.schema() for one in (self._ends, OFFSET, self._digits, Time())]}
 
-    def read(self, place: str, given: Any) -> ResetTo:
+    def read(self, place: str, given: Any) -> Reset:
         if given in ("earliest", "latest"):
-            return ResetTo("earliest" if given == "earliest" else "latest")
+            return "earliest" if given == "earliest" else "latest"
         if isinstance(given, str):
             if given.isascii() and given.isdigit():
-                return ResetTo("offset", OFFSET.read_text(place, self._digits.read(place, given)))
-            return ResetTo("time", Time().read(place, given))
+                return OFFSET.read_text(place, self._digits.read(place, given))
+            return EPOCH + timedelta(milliseconds=Time().read(place, given))
         if type(given) in (int, float):
-            return ResetTo("offset", OFFSET.read(place, given))
+            return OFFSET.read(place, given)
         raise invalid(place, "must be earliest, latest, an offset or a time")
 
 
@@ -230,14 +232,15 @@ def _offsets(offsets: Offsets) -> dict[str, dict[str, int]]:
     }
 
 
-def _described(found: DescribeGroupReply) -> dict[str, Any]:
+def _described(found: GroupDescription) -> dict[str, Any]:
     return {
         "group_id": found.group,
         "state": found.state,
         "protocol": found.mode,
         "generation": found.generation,
         "coordinator": found.coordinator,
-        "topics": sorted(found.topics),
+        "topics": sorted({one.topic for one in found.partitions}),
+        "lag": found.lag,
         "members": [
             {
                 "member_id": one.member_id,
@@ -245,6 +248,19 @@ def _described(found: DescribeGroupReply) -> dict[str, Any]:
                 "assigned_partitions": _partitions((at.topic, at.partition) for at in one.assigned),
             }
             for one in found.members
+        ],
+        "partitions": [
+            {
+                "topic": one.topic,
+                "partition": one.partition,
+                "position": one.position,
+                "high_watermark": one.high_watermark,
+                "lag": one.lag,
+                "in_flight_count": one.in_flight,
+                "waiting_count": one.waiting,
+                "paused": one.paused,
+            }
+            for one in found.partitions
         ],
     }
 
@@ -265,6 +281,21 @@ _PARTITIONS = array_of(_PARTITION)
 _OFFSETS = map_of(map_of(INTEGER))
 _STATE: Schema = {"type": "string", "enum": ["empty", "rebalancing", "stable"]}
 _MEMBER = answer({"member_id": STRING, "client_id": STRING, "assigned_partitions": _PARTITIONS})
+_GROUP_PARTITION = answer(
+    {
+        "topic": STRING,
+        "partition": INTEGER,
+        "position": {
+            **or_null(INTEGER),
+            "description": "where readers go on, or up to where all is settled",
+        },
+        "high_watermark": INTEGER,
+        "lag": INTEGER,
+        "in_flight_count": INTEGER,
+        "waiting_count": INTEGER,
+        "paused": BOOLEAN,
+    }
+)
 _DESCRIBED = answer(
     {
         "group_id": STRING,
@@ -273,7 +304,9 @@ _DESCRIBED = answer(
         "generation": INTEGER,
         "coordinator": or_null(INTEGER),
         "topics": array_of(STRING),
+        "lag": INTEGER,
         "members": array_of(_MEMBER),
+        "partitions": array_of(_GROUP_PARTITION),
     }
 )
 _JOINED = answer(

@@ -1,26 +1,25 @@
 """Groups, queues, delays and dead letters over the client library. (Shell.)"""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import merge
 from itertools import islice
 
+from raftq.client.admin import Admin
+from raftq.client.group_results import GroupDescription
 from raftq.client.options import Bootstrap, ClientOptions
 from raftq.client.tasks import pause
 from raftq.client.wire.errors import (
     FencedGeneration,
     NotLeader,
     RaftqError,
-    UnknownGroup,
 )
-from raftq.client.wire.group_messages import DeleteGroup, DescribeGroupReply, ListGroups
 from raftq.client.wire.queue_messages import (
     CancelDelayed,
     DelayStats,
     DescribeQueue,
     ListDelayed,
     ListDelayedReply,
-    SteerGroup,
     StoredOffset,
     StoreOffset,
     StoreOffsets,
@@ -42,7 +41,7 @@ from raftq.node.http.queue_gateway import (
     Offsets,
     PartitionName,
     QueueTotals,
-    ResetTo,
+    Reset,
     Settled,
     Settlement,
     Swept,
@@ -72,9 +71,15 @@ class QueueCalls:
     """A Queues. Belongs to one event loop."""
 
     def __init__(
-        self, facts: NodeFacts, bootstrap: Bootstrap, options: ClientOptions, reader: PageReader
+        self,
+        facts: NodeFacts,
+        bootstrap: Bootstrap,
+        options: ClientOptions,
+        reader: PageReader,
+        admin: Callable[[], Admin],
     ) -> None:
         self._facts = facts
+        self._admin = admin
         self._calls = ClusterCalls(bootstrap, options, CALL_S)
         self._members = Members(self._calls)
         self._leases = Leases(self._calls)
@@ -92,45 +97,13 @@ class QueueCalls:
     # Groups and their members.
 
     async def list_groups(self) -> list[str]:
-        """Each node tells those that it coordinates; while coordinators move, ask again."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + CALL_S
-        while True:
-            try:
-                found: dict[str, None] = {}
-                for address in await self._calls.nodes():
-                    reply = await self._calls.request(address, ListGroups())
-                    found.update(dict.fromkeys(one.group for one in reply.message.groups))
-                return list(found)
-            except RaftqError as error:
-                if not error.retriable or loop.time() + EMPTY_S >= deadline:
-                    raise
-                await pause(EMPTY_S)
+        return [one.group for one in await self._admin().list_groups()]
 
-    async def describe_group(self, group: str) -> DescribeGroupReply:
-        return await self._members.describe(group)
+    async def describe_group(self, group: str) -> GroupDescription:
+        return await self._admin().describe_group(group)
 
     async def delete_group(self, group: str) -> None:
-        """First at the coordinator, which refuses while there are members; then where it has left
-        something. A group that only ever stored offsets is not known to any coordinator."""
-        missing: UnknownGroup | None = None
-        try:
-            await self._calls.coordinate(group, DeleteGroup(group))
-        except UnknownGroup as error:
-            missing = error
-        found = await self._calls.each_partition(
-            self._queued(), lambda name: DescribeQueue(*name, group)
-        )
-        places: list[PartitionName] = []
-        for name, reply in found.items():
-            if isinstance(reply, RaftqError):
-                raise reply
-            if any(one.group == group for one in reply.message.groups):
-                places.append(name)
-        if missing is not None and not places:
-            raise missing
-        for name in places:
-            await self._calls.lead(name, SteerGroup(group, *name, "delete"))
+        await self._admin().delete_group(group)
 
     async def join(self, group: str, wish: Wish) -> Membership:
         return await self._members.join(group, wish)
@@ -259,14 +232,9 @@ class QueueCalls:
         return [one for one in found.values() if isinstance(one, RaftqError)]
 
     async def reset(
-        self, group: str, topic: TopicState, partition: int | None, to: ResetTo
+        self, group: str, topic: TopicState, partition: int | None, to: Reset
     ) -> Mapping[int, int]:
-        every = range(len(topic.partitions)) if partition is None else [partition]
-        found: dict[int, int] = {}
-        for at in every:
-            request = SteerGroup(group, topic.name, at, "reset", to.to, to.at)
-            found[at] = (await self._calls.lead((topic.name, at), request)).message.offset
-        return found
+        return await self._admin().reset_group(group, topic.name, to, partition)
 
     # Delayed records.
 

@@ -6,10 +6,12 @@ the tests' fake. No state of a member is kept by the node alone: what it needs i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal, NamedTuple, Protocol
 
+from raftq.client.group_results import GroupDescription
 from raftq.client.wire.errors import RaftqError
-from raftq.client.wire.group_messages import DescribeGroupReply, Mode
+from raftq.client.wire.group_messages import Mode
 from raftq.cluster.state import TopicState
 from raftq.node.http.gateway import Readable
 from raftq.node.http.receipts import Receipt
@@ -17,6 +19,8 @@ from raftq.node.http.receipts import Receipt
 Offsets = dict[str, dict[int, int]]
 """By topic and partition."""
 Verb = Literal["ack", "nack", "reject", "extend", "release"]
+Reset = Literal["earliest", "latest"] | int | datetime
+"""Where a group goes on: an end, an offset or a time."""
 PartitionName = tuple[str, int]
 TIME_MAX = (1 << 63) - 1
 
@@ -60,12 +64,6 @@ class Delivered:
     partition: int
     record: Readable
     receipt: Receipt | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ResetTo:
-    to: Literal["earliest", "latest", "offset", "time"]
-    at: int = 0
 
 
 @dataclass(slots=True)
@@ -162,7 +160,7 @@ class Queues(Protocol):
 
     async def list_groups(self) -> list[str]: ...
 
-    async def describe_group(self, group: str) -> DescribeGroupReply: ...
+    async def describe_group(self, group: str) -> GroupDescription: ...
 
     async def delete_group(self, group: str) -> None: ...
 
@@ -188,9 +186,10 @@ class Queues(Protocol):
         """An empty member id: from outside, which is refused where a member owns a partition."""
 
     async def reset(
-        self, group: str, topic: TopicState, partition: int | None, to: ResetTo
+        self, group: str, topic: TopicState, partition: int | None, to: Reset
     ) -> Mapping[int, int]:
-        """Where the group goes on now, by partition."""
+        """Where the group goes on now, by partition. GroupNotEmpty while members read: they would
+        store their own positions over it."""
 
     async def settle(self, settlement: Settlement) -> list[Settled | RaftqError]:
         """One result per receipt, in order."""

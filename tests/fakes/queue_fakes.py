@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from raftq.client.group_results import GroupDescription, GroupPartition
 from raftq.client.wire.errors import (
     AlreadySettled,
     FencedGeneration,
@@ -13,7 +14,7 @@ from raftq.client.wire.errors import (
     RaftqError,
     UnknownGroup,
 )
-from raftq.client.wire.group_messages import DescribeGroupReply, Given, MemberInfo
+from raftq.client.wire.group_messages import Given, MemberInfo
 from raftq.client.wire.record import Record
 from raftq.cluster.state import TopicState
 from raftq.node.delivery.leases import TAG_SHIFT, group_tag
@@ -27,7 +28,7 @@ from raftq.node.http.queue_gateway import (
     Membership,
     Offsets,
     QueueTotals,
-    ResetTo,
+    Reset,
     Settled,
     Settlement,
     Swept,
@@ -62,7 +63,7 @@ class FakeQueues:
         self.waiting: dict[str, list[Waiting]] = {}
         self.dead: dict[str, list[tuple[int, Record]]] = {}
         self.filters: list[Filter] = []
-        self.resets: list[ResetTo] = []
+        self.resets: list[Reset] = []
         self.delays = DelayTotals()
         self.totals = QueueTotals()
         self.error: RaftqError | None = None
@@ -94,15 +95,16 @@ class FakeQueues:
         self._enter()
         return list(self.groups)
 
-    async def describe_group(self, group: str) -> DescribeGroupReply:
+    async def describe_group(self, group: str) -> GroupDescription:
         found = self._group(group)
         members = tuple(
             MemberInfo(name, wish.client_id, "", "h", wish.topics, (Given(wish.topics[0], 0, 1),))
             for name, wish in found.members.items()
         )
         mode = "queue" if not members else next(iter(found.members.values())).mode
-        topics = tuple({one: None for wish in found.members.values() for one in wish.topics})
-        return DescribeGroupReply(group, "stable", mode, found.generation, members, 1, topics)
+        topics = {one: None for wish in found.members.values() for one in wish.topics}
+        parts = tuple(GroupPartition(topic, 0, 3, 10, 7) for topic in topics)
+        return GroupDescription(group, "stable", mode, found.generation, 1, members, parts)
 
     async def delete_group(self, group: str) -> None:
         if self._group(group).members:
@@ -168,12 +170,12 @@ class FakeQueues:
             found.offsets.setdefault(topic, {}).update(parts)
 
     async def reset(
-        self, group: str, topic: TopicState, partition: int | None, to: ResetTo
+        self, group: str, topic: TopicState, partition: int | None, to: Reset
     ) -> Mapping[int, int]:
         self._enter()
         self.resets.append(to)
         every = range(len(topic.partitions)) if partition is None else [partition]
-        return dict.fromkeys(every, to.at)
+        return dict.fromkeys(every, to if isinstance(to, int) else 0)
 
     async def settle(self, settlement: Settlement) -> list[Settled | RaftqError]:
         self._enter()

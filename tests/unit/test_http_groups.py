@@ -1,6 +1,7 @@
 """Groups, receipts, delays and dead letters over HTTP, with a cluster that pretends."""
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from raftq.client.wire.errors import (
 )
 from raftq.client.wire.record import Record
 from raftq.node.http.options import HttpOptions
-from raftq.node.http.queue_gateway import DelayTotals, QueueTotals, ResetTo, Waiting
+from raftq.node.http.queue_gateway import DelayTotals, QueueTotals, Waiting
 
 QUICK = HttpOptions(topic_wait_ms=1)
 NOBODY = "orders:0:7:1:5"
@@ -70,6 +71,7 @@ def test_a_member_joins_stays_and_leaves() -> None:
         assert described["group_id"] == "g"
         assert (described["state"], described["protocol"]) == ("stable", "queue")
         assert described["members"][0]["client_id"] == "c"
+        assert (described["lag"], described["partitions"][0]["position"]) == (7, 3)
         refused(await rest.call("DELETE", "/groups/g"), 409, "GROUP_NOT_EMPTY")
         assert (await rest.post("/groups/g/leave", {"member_id": "c-0"})).body == {"left": True}
         assert (await rest.post("/groups/g/leave", {"member_id": "c-0"})).body == {"left": False}
@@ -267,18 +269,18 @@ def test_offsets_are_stored_and_read() -> None:
 @pytest.mark.parametrize(
     ("to", "meant"),
     [
-        ("earliest", ResetTo("earliest")),
-        ("latest", ResetTo("latest")),
-        (17, ResetTo("offset", 17)),
-        ("17", ResetTo("offset", 17)),
-        ("2023-11-14T22:13:20Z", ResetTo("time", NOW_MS)),
+        ("earliest", "earliest"),
+        ("latest", "latest"),
+        (17, 17),
+        ("17", 17),
+        ("2023-11-14T22:13:20Z", datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)),
     ],
 )
-def test_a_group_is_reset_to_an_end_an_offset_or_a_time(to: object, meant: ResetTo) -> None:
+def test_a_group_is_reset_to_an_end_an_offset_or_a_time(to: object, meant: object) -> None:
     async def story(rest: Rest) -> None:
         await rest.make_topic("orders", 2)
         answer = await rest.post("/groups/g/reset", {"topic": "orders", "to": to})
-        assert answer.body == {"offsets": {"orders": {"0": meant.at, "1": meant.at}}}
+        assert set(answer.body["offsets"]["orders"]) == {"0", "1"}
         assert rest.gateway.queues.resets == [meant]
         one = await rest.post("/groups/g/reset", {"topic": "orders", "to": to, "partition": 1})
         assert list(one.body["offsets"]["orders"]) == ["1"]
