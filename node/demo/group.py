@@ -18,7 +18,7 @@ from raftq.node.demo.group_checks import ATTEMPTS, GroupStory, Letter
 from raftq.node.demo.group_worker import GROUP, TOPIC, GroupWorker
 
 PARTITIONS = 3
-LANE_RECORDS = 800
+LANE_RECORDS = 600
 """Of each lane in each partition."""
 ORDINARY = LANE_RECORDS * LANES * PARTITIONS
 POISON, DELAYED = ORDINARY, ORDINARY + 1
@@ -26,8 +26,8 @@ DELAY_S = 1.5
 BACKOFF_MS = 100
 KILL_PART = 0.25
 """Of all records: when so many are handled, the first worker is killed."""
-WAIT_S = 30.0
-POLL_S = 0.02
+WAIT_S = 60.0
+POLL_S = 0.01
 PADDING = "." * 100
 SETTINGS = {"max_deliveries": ATTEMPTS, "backoff_ms": BACKOFF_MS}
 
@@ -119,6 +119,7 @@ def _work(
         worker.tell("join")
     _wait(lambda: sum(one.ended for one in workers) >= KILL_PART * ORDINARY, "records are handled")
     story.members.append(rest.members())
+    _wait(lambda: workers[0].is_at_work, "the worker that is to be killed has work in hand")
     workers[0].kill()
     workers[3].tell("join")
     say(f"   kill -9 of worker 1 after {workers[0].ended} records; worker 4 joins")

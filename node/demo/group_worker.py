@@ -21,7 +21,7 @@ from raftq.node.demo.group_checks import Handling
 
 GROUP, TOPIC = "packers", "parcels"
 CONCURRENCY = 20
-WORK_S = 0.002
+WORK_S = 0.01
 LEASE_S = 2.0
 """So long the records of the killed worker wait."""
 SESSION_MS, HEARTBEAT_MS = 2_000, 500
@@ -107,6 +107,10 @@ class GroupWorker:
             else:
                 newest[number].ended = float(facts[1])
                 self.ended += 1
+
+    @property
+    def is_at_work(self) -> bool:
+        return len(self.handled) > self.ended
 
     def tell(self, word: str) -> None:
         assert self._child.stdin is not None
