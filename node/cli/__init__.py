@@ -14,6 +14,9 @@ from raftq.node.cli import bench
 from raftq.node.cli.bootstrap import DEFAULT, VARIABLE
 from raftq.node.cli.cluster import cluster_app
 from raftq.node.cli.consume import consume
+from raftq.node.cli.delay import delay_app
+from raftq.node.cli.dlq import dlq_app
+from raftq.node.cli.group import group_app
 from raftq.node.cli.node import node
 from raftq.node.cli.output import Commands, whole_writes
 from raftq.node.cli.produce import produce
@@ -30,6 +33,9 @@ app.add_typer(topic_app, name="topic")
 app.command()(produce)
 app.command()(consume)
 app.command()(work)
+app.add_typer(group_app, name="group")
+app.add_typer(dlq_app, name="dlq")
+app.add_typer(delay_app, name="delay")
 app.add_typer(queue_app, name="queue")
 app.command(context_settings=bench.SETTINGS)(bench.bench)
 

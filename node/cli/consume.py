@@ -206,14 +206,14 @@ def _ends(described: "TopicDescription", partitions: list[int] | None) -> dict[i
     return {one: OFFSET_MAX if end is None else end for one, end in ends.items()}
 
 
-def parse_place(text: str, now_ms: int) -> Place:
+def parse_place(text: str, now_ms: int, option: str = "--from") -> Place:
     """Where `--from` points to; times without a zone are UTC."""
     text = text.strip()
     if text in ("earliest", "latest"):
         return Place(to=text)
     if text.isascii() and text.isdecimal():
         if len(text) > 18:
-            raise InvalidArgument(f"--from {text[:40]}: no offset is that large")
+            raise InvalidArgument(f"{option} {text[:40]}: no offset is that large")
         return Place(offset=int(text))
     age, unit = text[:-1], text[-1:]
     if unit in UNITS_MS and age.isascii() and age.isdecimal() and len(age) < 10:
@@ -222,7 +222,7 @@ def parse_place(text: str, now_ms: int) -> Place:
         when = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidArgument(
-            f"--from {text!r} is not earliest, latest, an offset, a time or an age like 15m"
+            f"{option} {text!r} is not earliest, latest, an offset, a time or an age like 15m"
         ) from None
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)

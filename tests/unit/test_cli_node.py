@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,15 @@ class Shell:
         config = ("-c", "max_deliveries=2", "-c", "backoff_ms=10")
         self.run("topic", "create", name, "-p", "2", *config)
         return name
+
+
+def until(found: Callable[[], list[Any]]) -> list[Any]:
+    """What comes soon: letters are copied after the answer."""
+    for _ in range(200):
+        if result := found():
+            return result
+        time.sleep(0.05)
+    raise AssertionError("nothing came")
 
 
 @pytest.fixture
@@ -113,3 +123,62 @@ def test_consume_with_a_group_goes_on_where_the_group_was(shell: Shell) -> None:
     assert [one["value"] for one in shell.lines(*consume, "-n", "1")] == ["c"]
     refused = shell.run(*consume, "--from", "5", code=2)
     assert "--group" in refused.stderr
+
+
+def test_groups_are_listed_described_reset_and_deleted(shell: Shell) -> None:
+    topic = shell.topic("grouped")
+    shell.run("produce", topic, "a", "b", "c")
+    shell.lines("consume", topic, "--group", "team")
+    listed = {one["group"]: one for one in shell.json("group", "list")}
+    assert (listed["team"]["mode"], listed["team"]["members"]) == ("stream", 0)
+    assert "team" in shell.run("group", "list").stdout
+    found = shell.json("group", "describe", "team")
+    assert (found["lag"], found["state"]) == (0, "empty")
+    assert sum(one["position"] or 0 for one in found["partitions"]) == 3
+    assert "lag 0" in shell.run("group", "describe", "team").stdout
+    reset = shell.json("group", "reset", "team", topic, "--to", "earliest")
+    assert reset["offsets"] == {"0": 0, "1": 0}
+    assert shell.json("group", "describe", "team")["lag"] == 3
+    assert topic in shell.run("group", "reset", "team", topic, "--to", "15m", "-p", "1").stdout
+    assert "--to" in shell.run("group", "reset", "team", topic, "--to", "soon", code=2).stderr
+    assert "--yes" in shell.run("group", "delete", "team", code=2).stderr
+    shell.run("group", "delete", "team", "--yes")
+    assert "team" in shell.run("group", "describe", "team", code=1).stderr
+
+
+def test_dead_letters_are_listed_sent_back_and_forgotten(shell: Shell) -> None:
+    topic = shell.topic("deadly")
+    shell.run("produce", topic, "poison", "--key", "k")
+    work = ("work", topic, "-g", "g", "-n", "1", "--reject-code", "9")
+    shell.run(*work, "--", sys.executable, "-c", "import sys; sys.exit(9)")
+    (letter,) = until(lambda: shell.lines("dlq", "list", topic))
+    assert (letter["topic"], letter["value"], letter["group"]) == (topic, "poison", "g")
+    assert "exit code 9" in letter["error"]
+    assert "poison" in shell.run("dlq", "list", topic).stdout
+    assert shell.lines("dlq", "list", topic, "--key", "other") == []
+    assert shell.lines("dlq", "list", topic, "--until", "2020-01-01T00:00:00Z") == []
+    assert shell.json("dlq", "redrive", topic, "--group", "nobody") == {"redriven": 0}
+    assert shell.json("dlq", "redrive", topic, "--rate", "100") == {"redriven": 1}
+    assert shell.lines("dlq", "list", topic) == []
+    shell.run(*work, "--", sys.executable, "-c", "import sys; sys.exit(9)")
+    until(lambda: shell.lines("dlq", "list", topic))
+    assert "--yes" in shell.run("dlq", "purge", topic, code=2).stderr
+    assert shell.json("dlq", "purge", topic, "--yes") == {"purged": 1}
+    assert "no-such-topic" in shell.run("dlq", "list", "no-such-topic", code=1).stderr
+
+
+def test_delayed_records_are_listed_counted_and_cancelled(shell: Shell) -> None:
+    topic = shell.topic("later")
+    (one,) = shell.lines("produce", topic, "v", "--delay", "1h", "--key", "k", "-p", "1")
+    assert one["delayed"] is True
+    assert "delivered at" in shell.run("produce", topic, "w", "--delay", "2h", "-p", "1").stdout
+    first, second = shell.lines("delay", "list", topic)
+    assert (first["value"], first["key"], first["offset"]) == ("v", "k", one["offset"])
+    assert second["value"] == "w"
+    assert "v" in shell.run("delay", "list", topic, "-p", "1").stdout
+    assert shell.json("delay", "stats", topic)["pending"] == 2
+    assert "pending" in shell.run("delay", "stats", topic).stdout
+    cancel = ("delay", "cancel", topic, "1")
+    assert shell.json(*cancel, str(one["offset"])) == {"cancelled": 1}
+    assert "none of these" in shell.run(*cancel, "777", code=1).stderr
+    assert len(shell.lines("delay", "list", topic)) == 1

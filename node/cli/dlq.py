@@ -1,0 +1,153 @@
+"""Shell: `raftq dlq`, records that were given up: look at them, send them back, forget them."""
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raftq.client.wire.errors import InvalidArgument
+from raftq.node.cli.bootstrap import ANY, Bootstrap, open_admin
+from raftq.node.cli.consume import LANES
+from raftq.node.cli.moments import time_ms
+from raftq.node.cli.output import (
+    Format,
+    Output,
+    add_row,
+    as_text,
+    content_json,
+    make_table,
+    moment,
+    open_console,
+    print_json,
+    report,
+)
+
+if TYPE_CHECKING:
+    from raftq.client.group_results import DeadLetter
+
+dlq_app = typer.Typer(no_args_is_help=True, help="Dead letters: look, send back, forget.")
+
+Topic = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="Whose dead letters; not the name of their topic.")
+]
+Group = Annotated[str | None, typer.Option("-g", "--group", help="Those of this group.")]
+Reason = Annotated[str | None, typer.Option(help="Those that failed for this reason.")]
+Key = Annotated[str | None, typer.Option(help="Those with this key.")]
+Since = Annotated[str | None, typer.Option(metavar="TIME", help="Those that died since then.")]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help="Those that died before.")]
+Partition = Annotated[int | None, typer.Option("-p", "--partition", min=0, help="Of this one.")]
+
+
+def _which(
+    group: str | None,
+    reason: str | None,
+    key: str | None,
+    since: str | None,
+    until: str | None,
+    partition: int | None,
+) -> dict[str, Any]:
+    return {
+        "group": group or "",
+        "reason": reason or "",
+        "key": None if key is None else os.fsencode(key),
+        "since": time_ms("--since", since),
+        "until": time_ms("--until", until),
+        "partition": partition,
+    }
+
+
+@dlq_app.command(name="list")
+def list_letters(  # noqa: PLR0913 - what letters can be found by
+    topic: Topic,
+    most: Annotated[int, typer.Option("-n", "--max", min=1, help="At most so many.")] = 100,
+    group: Group = None,
+    reason: Reason = None,
+    key: Key = None,
+    since: Since = None,
+    until: Until = None,
+    partition: Partition = None,
+    bootstrap: Bootstrap = ANY,
+    output: Output = Format.table,
+) -> None:
+    """Show dead letters and why they died."""
+    which = _which(group, reason, key, since, until, partition)
+    with open_admin(bootstrap) as admin:
+        found = admin.dead_letters(topic, most, **which)
+    if output is Format.json:
+        for one in found:
+            print_json(letter_json(one))
+        return
+    table = make_table("", "partition", "offset", "group", "attempts", "reason", "died", "value")
+    table.title = None
+    for one in found:
+        place = (str(one.partition), str(one.offset), one.group, str(one.attempts))
+        add_row(table, *place, one.reason, _when(one.last_delivery), as_text(one.value)[0])
+    open_console().print(table)
+
+
+@dlq_app.command()
+def redrive(  # noqa: PLR0913
+    topic: Topic,
+    most: Annotated[int | None, typer.Option("-n", "--max", min=1, help="At most so many.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.01, help="At most so many a second.")] = None,
+    group: Group = None,
+    reason: Reason = None,
+    key: Key = None,
+    since: Since = None,
+    until: Until = None,
+    partition: Partition = None,
+    bootstrap: Bootstrap = ANY,
+    output: Output = Format.table,
+) -> None:
+    """Send dead letters back to where they came from; those that were are not sent twice."""
+    which = _which(group, reason, key, since, until, partition)
+    with open_admin(bootstrap) as admin:
+        count = admin.redrive(topic, most, rate, **which)
+    report(output, "redriven", count, "dead letters sent back")
+
+
+@dlq_app.command()
+def purge(  # noqa: PLR0913
+    topic: Topic,
+    yes: Annotated[bool, typer.Option("--yes", help="Really.")] = False,
+    most: Annotated[int | None, typer.Option("-n", "--max", min=1, help="At most so many.")] = None,
+    group: Group = None,
+    reason: Reason = None,
+    key: Key = None,
+    since: Since = None,
+    until: Until = None,
+    partition: Partition = None,
+    bootstrap: Bootstrap = ANY,
+    output: Output = Format.table,
+) -> None:
+    """Forget dead letters for good."""
+    which = _which(group, reason, key, since, until, partition)
+    if not yes:
+        raise InvalidArgument("this forgets dead letters for good; say --yes if it should")
+    with open_admin(bootstrap) as admin:
+        count = admin.purge(topic, most, **which)
+    report(output, "purged", count, "dead letters forgotten")
+
+
+def _when(at_ms: int) -> str:
+    return "" if at_ms < 0 else moment(at_ms / 1000)
+
+
+def letter_json(one: "DeadLetter") -> dict[str, Any]:
+    return {
+        "topic": one.topic,
+        "partition": one.partition,
+        "offset": one.offset,
+        "dead_topic": one.dead_topic,
+        "dead_partition": one.dead_partition,
+        "dead_offset": one.dead_offset,
+        "group": one.group,
+        "reason": one.reason,
+        "error": one.error,
+        "attempts": one.attempts,
+        "first_delivery": one.first_delivery,
+        "last_delivery": one.last_delivery,
+        "timestamp": one.timestamp,
+        "priority": LANES[one.priority],
+        **content_json(one.value, one.key, one.headers),
+    }

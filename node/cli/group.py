@@ -1,0 +1,171 @@
+"""Shell: `raftq group`, what an operator does with groups of consumers and workers."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raftq.client.wire.errors import InvalidArgument
+from raftq.node.cli.bootstrap import ANY, Bootstrap, open_admin
+from raftq.node.cli.consume import parse_place
+from raftq.node.cli.output import (
+    Format,
+    Output,
+    add_row,
+    make_table,
+    open_console,
+    print_json,
+    printable,
+)
+
+if TYPE_CHECKING:
+    from raftq.client.group_results import GroupDescription
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+group_app = typer.Typer(no_args_is_help=True, help="Look at groups, move them, forget them.")
+
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The name of the group.")]
+
+
+@group_app.command(name="list")
+def list_groups(bootstrap: Bootstrap = ANY, output: Output = Format.table) -> None:
+    """List the groups that have, or had, members."""
+    with open_admin(bootstrap) as admin:
+        found = admin.list_groups()
+    if output is Format.json:
+        print_json(
+            [
+                {
+                    "group": one.group,
+                    "state": one.state,
+                    "mode": one.mode,
+                    "members": one.members,
+                    "generation": one.generation,
+                }
+                for one in found
+            ]
+        )
+        return
+    table = make_table("", "group", "state", "mode", "members", "generation")
+    table.title = None
+    for one in found:
+        add_row(table, one.group, one.state, one.mode, str(one.members), str(one.generation))
+    open_console().print(table)
+
+
+@group_app.command()
+def describe(group: Group, bootstrap: Bootstrap = ANY, output: Output = Format.table) -> None:
+    """Show a group's members, where it is in each partition, and what is left to do."""
+    with open_admin(bootstrap) as admin:
+        found = admin.describe_group(group)
+    if output is Format.json:
+        print_json(group_json(found))
+        return
+    console = open_console()
+    facts = f"{found.mode}, {found.state}, generation {found.generation}, lag {found.lag}"
+    members = make_table(f"Group {group}: {facts}", "member", "client", "host", "partitions")
+    for member in found.members:
+        owned = ", ".join(f"{one.topic}/{one.partition}" for one in member.assigned)
+        add_row(members, member.member_id, member.client_id, member.host, owned)
+    console.print(members)
+    columns = ("topic", "partition", "position", "end", "lag", "in flight", "waiting", "member")
+    places = make_table("", *columns)
+    places.title = None
+    for one in found.partitions:
+        position = "" if one.position is None else str(one.position)
+        counts = (one.high_watermark, one.lag, one.in_flight, one.waiting)
+        paused = " (paused)" if one.paused else ""
+        place = (one.topic, str(one.partition), position + paused)
+        add_row(places, *place, *map(str, counts), one.member)
+    console.print(places)
+
+
+@group_app.command()
+def reset(  # noqa: PLR0913 - what can be said about it
+    group: Group,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="In this topic.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="WHERE",
+            help="earliest, latest, an offset, a time (2026-01-31T12:00:00Z) or an age (15m).",
+        ),
+    ],
+    partition: Annotated[
+        int | None, typer.Option("-p", "--partition", min=0, help="This one only.")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Also while members read.")] = False,
+    bootstrap: Bootstrap = ANY,
+    output: Output = Format.table,
+) -> None:
+    """Let a group go on somewhere else."""
+    place = parse_place(to, time.time_ns() // 1_000_000, "--to")
+    where: Any = place.to
+    if place.offset is not None:
+        where = place.offset
+    elif place.time_ms is not None:
+        where = EPOCH + timedelta(milliseconds=place.time_ms)
+    with open_admin(bootstrap) as admin:
+        found = admin.reset_group(group, topic, where, partition, force)
+    if output is Format.json:
+        print_json({"group": group, "topic": topic, "offsets": found})
+        return
+    table = make_table("", "topic", "partition", "offset")
+    table.title = None
+    for number, offset in sorted(found.items()):
+        add_row(table, topic, str(number), str(offset))
+    open_console().print(table)
+
+
+@group_app.command()
+def delete(
+    group: Group,
+    yes: Annotated[bool, typer.Option("--yes", help="Really.")] = False,
+    bootstrap: Bootstrap = ANY,
+) -> None:
+    """Forget a group without members: its positions, and what it has settled."""
+    if not yes:
+        raise InvalidArgument(f"this forgets where group {group!r} is; say --yes if it should")
+    with open_admin(bootstrap) as admin:
+        admin.delete_group(group)
+    typer.echo(f"group {printable(group)} deleted")
+
+
+def group_json(found: "GroupDescription") -> dict[str, Any]:
+    return {
+        "group": found.group,
+        "state": found.state,
+        "mode": found.mode,
+        "generation": found.generation,
+        "coordinator": found.coordinator,
+        "lag": found.lag,
+        "members": [
+            {
+                "member_id": one.member_id,
+                "client_id": one.client_id,
+                "instance_id": one.instance_id,
+                "host": one.host,
+                "topics": list(one.topics),
+                "assigned": [{"topic": at.topic, "partition": at.partition} for at in one.assigned],
+                "heartbeat_age_ms": one.heartbeat_age_ms,
+            }
+            for one in found.members
+        ],
+        "partitions": [
+            {
+                "topic": one.topic,
+                "partition": one.partition,
+                "position": one.position,
+                "high_watermark": one.high_watermark,
+                "lag": one.lag,
+                "member": one.member,
+                "in_flight": one.in_flight,
+                "waiting": one.waiting,
+                "paused": one.paused,
+                "counters": dict(one.counters or {}),
+            }
+            for one in found.partitions
+        ],
+    }
