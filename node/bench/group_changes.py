@@ -20,7 +20,7 @@ SETTLE_S_LIMIT = 60.0
 POLL_S = 0.02
 AFTER_S = 2.0
 """How long is looked at after a group has settled."""
-PAUSE_S = 0.05
+PAUSE_S = 0.1
 """Between two records of one partition."""
 
 JOIN_PARTITIONS, JOIN_MEMBERS = 64, 8
