@@ -37,6 +37,8 @@ class Attempts:
         """Wait before the next attempt; raises when there is none."""
         self.note(error)
         if not error.retriable:
+            if self.unknown:
+                error.outcome = "unknown"  # an earlier attempt may have taken effect
             raise error
         await self.wait()
 

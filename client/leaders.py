@@ -96,8 +96,14 @@ class Leaders:
         if not left:
             return found
         attempts = Attempts(f"a request about {len(left)} partitions", self._options, timeout_s)
+        unknown: dict[Key, None] = {}
         while True:
             errors = await self._round(left, build, read, attempts, found)
+            for key, error in errors.items():
+                if key in unknown:
+                    error.outcome = "unknown"  # an earlier attempt may have taken effect
+                elif error.outcome == "unknown":
+                    unknown[key] = None
             left = [key for key in left if key not in found]
             if not left:
                 return found
