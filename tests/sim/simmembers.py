@@ -40,7 +40,10 @@ class GroupWorkload(QueueWorkload):
         self._members.append((process, member, process.spawn(member.run())))
 
     def replace_one(self) -> None:
-        """kill -9 of a member; or one more, or one less."""
+        """kill -9 of a member; or one more, or one less; or one stands still for a while."""
+        if self.rng.random() < 0.4:
+            self._stop_for_a_while(self.rng.choice(self._members)[0])
+            return
         if self.rng.random() < 0.3 and len(self._members) < 5:
             self._hire()
             return
@@ -50,6 +53,18 @@ class GroupWorkload(QueueWorkload):
         member.died()
         if not self._members or self.rng.random() < 0.7:
             self._hire()
+
+    def _stop_for_a_while(self, process: Process) -> None:
+        """SIGSTOP, often for longer than its session lasts: others have its partitions by then."""
+        if not process.paused:
+            process.pause()
+            self._loop.trace(f"pause {process.name}")
+            until = self._loop.time() + self.rng.uniform(0.5, 6.0)
+            self._loop.call_at(until, self._go_on, process, context=self._loop.neutral)
+
+    def _go_on(self, process: Process) -> None:
+        if not process.dead:
+            process.resume()
 
     def check_alive(self) -> None:
         for _, _, task in self._members:
