@@ -105,20 +105,22 @@ class Deliveries:
         self.write([kinds.created(name, start_offset)])
         return self.groups[name]
 
-    def write(self, entries: Sequence[Entry], also: Sequence[bytes] = ()) -> "asyncio.Future[None]":
+    def write(
+        self, entries: Sequence[Entry], also: Sequence[bytes] = (), patient: bool = False
+    ) -> "asyncio.Future[None]":
         """Apply entries and write them, and other ledger records with them."""
         for entry in entries:
             self._apply(entry)
             group = self.groups.get(entry[1])
             if group is not None:
                 self.on_change(group)
-        return self.record(entries, also)
+        return self.record(entries, also, patient)
 
     def record(
-        self, entries: Sequence[Entry], also: Sequence[bytes] = ()
+        self, entries: Sequence[Entry], also: Sequence[bytes] = (), patient: bool = False
     ) -> "asyncio.Future[None]":
         """Write entries whose effect is in memory already."""
-        return self._ledger.write([TAG_DELIVERY + kinds.pack(entries), *also])
+        return self._ledger.write([TAG_DELIVERY + kinds.pack(entries), *also], patient)
 
     def settle_dead(
         self, group: str, rows: Iterable[Row], also: Sequence[bytes] = ()

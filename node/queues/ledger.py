@@ -80,6 +80,8 @@ class Ledger:
         self._chapters: Mapping[bytes, Chapter] = {}
         self._records: list[bytes] = []
         self._turn: asyncio.Future[None] | None = None
+        self._soon = False
+        self._under_way = 0  # batches that are not replicated
         self._ended: RaftqError | None = None
         self._since_bytes = 0
         self._since_records = 0
@@ -93,10 +95,12 @@ class Ledger:
 
     # Writing
 
-    def write(self, records: Sequence[bytes]) -> "asyncio.Future[None]":
+    def write(self, records: Sequence[bytes], patient: bool = False) -> "asyncio.Future[None]":
         """Write these with whatever else comes in this turn; done when they are replicated.
 
-        The future is shared: never cancel it, add a callback or shield it.
+        While a batch is on its way to the followers, what is `patient` waits for it, so that under
+        load many such share the next batch; nothing is answered before that one anyway. The future
+        is shared: never cancel it, add a callback or shield it.
         """
         turn = self._turn
         if turn is None:
@@ -106,8 +110,10 @@ class Ledger:
                 turn.exception()
                 return turn
             self._turn = turn
-            self._loop.call_soon(self._flush)
         self._records += records
+        if not self._soon and not (patient and self._under_way):
+            self._soon = True
+            self._loop.call_soon(self._flush)
         return turn
 
     def barrier(self) -> "asyncio.Future[None]":
@@ -135,6 +141,7 @@ class Ledger:
             _fail(turn, error)
 
     def _flush(self) -> None:
+        self._soon = False
         turn, records = self._turn, self._records
         if turn is None:
             return
@@ -147,10 +154,17 @@ class Ledger:
                 self._ended = error
                 self._on_lost(error)
             return
+        self._under_way += 1
+        turn.add_done_callback(self._arrived)
         self._await_replicated(end, turn)
         self._since_records += len(records)
         if self._wants_snapshot():
             self.begin_snapshot()
+
+    def _arrived(self, turn: "asyncio.Future[None]") -> None:
+        self._under_way -= 1
+        if not self._under_way and self._turn is not None and not self._soon:
+            self._flush()
 
     def _append(self, records: Sequence[bytes]) -> int:
         """Write the records, in one batch if they fit; the offset after the last."""

@@ -69,7 +69,9 @@ def settle(engine: Engine, message: Settle) -> Settled:
     else:
         decided = _VERBS[message.verb](engine, group.core, rows, now, message)
         entry = _entry(group, message.verb, decided)
-    waits = [engine.ledger.barrier() if entry is None else engine.deliveries.write([entry])]
+    waits = [
+        engine.ledger.barrier() if entry is None else engine.deliveries.write([entry], patient=True)
+    ]
     waits += engine.bury(group, decided.letters, message.error)
     dead = sum(letter.end - letter.start for letter in decided.letters)
     if message.verb == "reject":
