@@ -211,7 +211,11 @@ class Ownership:
     @property
     def is_wanted(self) -> bool:
         """Whether a poll has to come here first."""
-        return self._positions.called or self._loop.time() >= self.member.session_end
+        return (
+            self._positions.called
+            or self._problem is not None
+            or self._loop.time() >= self.member.session_end
+        )
 
     async def come_back(self) -> list[Key]:
         """The application is done with what it got. What is to be given up, to be told to it."""
