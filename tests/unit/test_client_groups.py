@@ -566,6 +566,7 @@ def test_a_group_that_cannot_be_joined_says_why() -> None:
                 with pytest.raises(InvalidArgument, match="assigns"):
                     await consumer.assign([("t", 0)])
                 cluster.asking = None
+                await asyncio.sleep(0.5)
                 await read(consumer, 1)
                 assert consumer.assignment() == [("t", 0)]
             async with Consumer(cluster.bootstrap) as plain:
