@@ -60,8 +60,7 @@ def test_a_partition_pauses_from_its_last_record_here_to_its_first_there() -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "figure",
-    ["queue lease-ack", "queue latency", "queue lanes", "queue delays", "groups consume"],
+    "figure", ["queue lease-ack", "queue latency", "queue delays", "groups join"]
 )
 def test_a_figure_is_measured_on_a_cluster_of_its_own(
     figure: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
