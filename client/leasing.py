@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S = 5.0  # beyond the wait that was asked for
 NO_EPOCH = 0  # of no leader ever
+TICK_S = 0.001  # timers may ring a little early
 
 Partitions = tuple[LeasePartition, ...]
 
@@ -56,6 +57,7 @@ class Leasing:
         self._failures: dict[Place, int] = {}
         self._listeners: list[Callable[[], None]] = []
         self._alarm: asyncio.TimerHandle | None = None
+        self._nodes: dict[Address, Partitions] | None = None
         routes.want(self._topics)
         routes.watch(self._tell)
 
@@ -92,7 +94,12 @@ class Leasing:
         return True
 
     def nodes(self) -> dict[Address, Partitions]:
-        """Whom to ask for what."""
+        """Whom to ask for what; the same object until that changes."""
+        if self._nodes is None:
+            self._nodes = self._find_nodes()
+        return self._nodes
+
+    def _find_nodes(self) -> dict[Address, Partitions]:
         now = self._loop.time()
         found: dict[Address, list[LeasePartition]] = {}
         for topic in self._topics:
@@ -191,6 +198,7 @@ class Leasing:
         leader = self._routes.leader(*place)
         until = self._loop.time() + rest_s
         self._resting[place] = (None if leader is None else leader[0], until)
+        self._nodes = None
         if self._alarm is None:
             self._alarm = self._loop.call_at(until, self._ring)
         if error.refresh_route:
@@ -200,12 +208,14 @@ class Leasing:
 
     def _ring(self) -> None:
         self._alarm = None
-        now = self._loop.time()
-        left = [until for _, until in self._resting.values() if until > now]
-        if left:
-            self._alarm = self._loop.call_at(min(left), self._ring)
+        now = self._loop.time() + TICK_S
+        self._resting = {place: rest for place, rest in self._resting.items() if rest[1] > now}
+        if self._resting:
+            first = min(until for _, until in self._resting.values())
+            self._alarm = self._loop.call_at(first, self._ring)
         self._tell()
 
     def _tell(self) -> None:
+        self._nodes = None
         for listener in self._listeners:
             listener()
