@@ -52,8 +52,14 @@ def _check_recall(read: Recall, stores: list[Store]) -> Iterator[Anomaly]:
     # Everything that had certainly happened when the read began, newest first.
     done = [one for one in stores if one.over <= read.at]
     newest_began = max((one.at for one in done), default=-inf)
+    # Whoever stores has claimed before, so what older owners stored is older, too.
+    newest_epoch = max((one.owner_epoch for one in done), default=-1)
     legal = {
-        one.offset for one in stores if one.at <= (read.ended or inf) and one.over >= newest_began
+        one.offset
+        for one in stores
+        if one.at <= (read.ended or inf)
+        and one.over >= newest_began
+        and not 0 <= one.owner_epoch < newest_epoch
     }
     if not done:
         legal.add(-1)

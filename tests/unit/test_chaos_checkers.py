@@ -440,6 +440,16 @@ def test_stored_position_of_unknown_outcome_may_hold_later(story: Story) -> None
     assert story.kinds() == []
 
 
+def test_position_of_an_older_owner_that_came_late(story: Story) -> None:
+    """Its store began before the next owner's, and was let through after it."""
+    for offset in range(3):
+        story.receive(offset, 0.5)
+    story.call(Store, 1.0, group="g", offset=1, owner_epoch=1, ended=5.0)
+    story.call(Store, 2.0, group="g", offset=3, owner_epoch=2)
+    story.call(Recall, 6.0, group="g", offset=1)
+    assert story.kinds() == ["went back"]
+
+
 def test_position_that_nobody_stored(story: Story) -> None:
     story.call(Recall, 3.0, group="g", offset=2)
     assert story.kinds() == ["never stored"]
