@@ -42,7 +42,7 @@ INTERNAL_PREFIX = "__"
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 
 # name: (default, smallest, largest, whether -1 stands for no limit)
-_NUMBERS: dict[str, tuple[int, int, int, bool]] = {
+NUMBERS: dict[str, tuple[int, int, int, bool]] = {
     "min_insync": (0, 1, REPLICATION_MAX, False),
     "retention_ms": (168 * HOUR_MS, 1, NUMBER_MAX, True),
     "retention_bytes": (UNLIMITED, 1, NUMBER_MAX, True),
@@ -55,12 +55,12 @@ _NUMBERS: dict[str, tuple[int, int, int, bool]] = {
     "backoff_jitter": (0, 0, 100, False),
     "in_flight_max": (1_000, 1, 1 << 24, False),
 }
-_CHOICES: dict[str, tuple[str, ...]] = {  # the first is the default
+CHOICES: dict[str, tuple[str, ...]] = {  # the first is the default
     "fsync": ("interval", "none", "always"),
     "cleanup": ("delete",),
     "dead_letter_expired": ("false", "true"),
 }
-SETTINGS = (*_NUMBERS, *_CHOICES)
+SETTINGS = (*NUMBERS, *CHOICES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def topic_config(
     values: dict[str, int | None] = {}
     choices: dict[str, str] = {}
     problems = [f"unknown setting {name[:64]!r}" for name in given if name not in SETTINGS]
-    for name, (default, low, high, may_be_unlimited) in _NUMBERS.items():
+    for name, (default, low, high, may_be_unlimited) in NUMBERS.items():
         value = given.get(name, default)
         if type(value) is not int:
             problems.append(f"{name} must be an integer, not {_shown(value)}")
@@ -126,7 +126,7 @@ def topic_config(
             problems.append(f"{name} must be {low} to {high}{also}, not {value}")
         else:
             values[name] = value
-    for name, allowed in _CHOICES.items():
+    for name, allowed in CHOICES.items():
         text = given.get(name, allowed[0])
         if isinstance(text, str) and text in allowed:
             choices[name] = text

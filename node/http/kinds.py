@@ -6,11 +6,10 @@ with an INVALID_ARGUMENT that names the place.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raftq.client.wire.errors import Detail
 from raftq.node.http.errors import invalid
 from raftq.node.http.values import (
     DURATION_CHARACTERS_MAX,
@@ -25,7 +24,6 @@ Schema = dict[str, Any]
 
 NAME_CHARACTERS_MAX = 249
 TEXT_CHARACTERS_MAX = 4096
-SETTINGS_MAX = 64
 SHOWN_CHARACTERS_MAX = 60
 INTEGER_MAX = (1 << 63) - 1
 DURATION_FORMAT = "raftq-duration"
@@ -277,38 +275,42 @@ def _as_text(schema: Schema) -> Schema:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings(Kind):
-    """Names with plain values, as they go over the wire."""
+class Limit(Kind):
+    """A whole number, or -1 for none."""
+
+    number: Whole
 
     def schema(self) -> Schema:
-        limits = {"minimum": -INTEGER_MAX - 1, "maximum": INTEGER_MAX}
-        each = [Text().schema(), {"type": "integer", **limits}, {"type": "boolean"}]
+        return {"anyOf": [self.number.schema(), {"const": -1}]}
+
+    def read(self, place: str, given: Any) -> int:
+        return -1 if type(given) in (int, float) and given == -1 else self.number.read(place, given)
+
+
+@dataclass(frozen=True, slots=True)
+class Named(Kind):
+    """An object of which some names are known, each with its kind; null is the default."""
+
+    kinds: Mapping[str, Kind]
+
+    def schema(self) -> Schema:
         return {
             "type": "object",
-            "propertyNames": Text(NAME_CHARACTERS_MAX).schema(),
-            "additionalProperties": {"anyOf": [*each, {"type": "null"}]},
-            "maxProperties": SETTINGS_MAX,
+            "properties": {name: or_null(kind.schema()) for name, kind in self.kinds.items()},
+            "additionalProperties": False,
         }
 
-    def read(self, place: str, given: Any) -> dict[str, Detail]:
+    def read(self, place: str, given: Any) -> dict[str, Any]:
         if not isinstance(given, dict):
             raise invalid(place, f"must be an object, not {kind_of(given)}")
-        if len(given) > SETTINGS_MAX:
-            raise invalid(place, f"must have at most {SETTINGS_MAX} settings")
-        name = Text(NAME_CHARACTERS_MAX)
-        return {
-            key: _setting(f"{place}.{shown(name.read(place, key))}", given[key]) for key in given
-        }
-
-
-def _setting(place: str, value: Any) -> Detail:
-    if isinstance(value, str):
-        return Text().read(place, value)
-    if value is None or type(value) is bool:
-        return value
-    if type(value) is int or (type(value) is float and value.is_integer()):
-        return Whole(-INTEGER_MAX - 1, INTEGER_MAX).read(place, value)
-    raise invalid(place, f"must be a string, whole number or boolean, not {kind_of(value)}")
+        found: dict[str, Any] = {}
+        for name, value in given.items():
+            kind = self.kinds.get(name) if isinstance(name, str) else None
+            where = f"{place}.{shown(str(name))}"
+            if kind is None:
+                raise invalid(where, "is not a known setting")
+            found[name] = None if value is None else kind.read(where, value)
+        return found
 
 
 def parsed(parse: Callable[[str], Any], given: Any, place: str) -> Any:

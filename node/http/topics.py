@@ -4,7 +4,7 @@ from typing import Any
 
 from raftq.client.wire.errors import Detail
 from raftq.cluster.state import ClusterState, PartitionState
-from raftq.cluster.topic_config import REPLICATION_MAX
+from raftq.cluster.topic_config import CHOICES, NUMBERS, REPLICATION_MAX
 from raftq.node.http.context import Context
 from raftq.node.http.errors import invalid
 from raftq.node.http.fields import (
@@ -18,7 +18,7 @@ from raftq.node.http.fields import (
     array_of,
     map_of,
 )
-from raftq.node.http.kinds import Number, Schema, Settings, Whole, or_null
+from raftq.node.http.kinds import Choice, Limit, Named, Number, Schema, Whole, or_null
 from raftq.node.http.paths import TOPIC
 from raftq.node.http.routes import Call, Reply, Route
 
@@ -33,6 +33,13 @@ INTERNAL_PREFIX = "__"
 _SETTINGS: Schema = {"type": "object", "additionalProperties": True}
 _NODES = array_of(INTEGER)
 
+_CONFIG = Named(
+    {
+        name: Limit(Whole(low, high)) if may_be_unlimited else Whole(low, high)
+        for name, (_, low, high, may_be_unlimited) in NUMBERS.items()
+    }
+    | {name: Choice(words) for name, words in CHOICES.items()}
+)
 CREATE = Fields((
     Field("name", TOPIC, required=True),
     Field(
@@ -47,7 +54,7 @@ CREATE = Fields((
         "0 or nothing: 3, or as many nodes as there are",
     ),
     Field("min_insync", Whole(1, REPLICATION_MAX)),
-    Field("config", Settings(), "further settings by name"),
+    Field("config", _CONFIG, "further settings by name"),
 ))  # fmt: skip
 ADD_PARTITIONS = Fields(
     (
