@@ -46,10 +46,19 @@ class CursorText(Kind):
         return Cursor(int(partition), int(offset))
 
 
+class Key(Text):
+    """Text, or in msgpack a binary."""
+
+    def read(self, place: str, given: Any) -> Any:
+        if isinstance(given, bytes) and len(given) <= self.most:
+            return given
+        return Text.read(self, place, given)
+
+
 _FILTERS = (
     Field("group", GROUP, "whose letters"),
     Field("reason", Text(REASON_CHARACTERS_MAX), "why they failed"),
-    Field("key", Text(KEY_CHARACTERS_MAX, least=0)),
+    Field("key", Key(KEY_CHARACTERS_MAX, least=0)),
     Field("key_encoding", Choice(("text", "base64"))),
     Field("since", Time(), "not older"),
     Field("until", Time(), "older"),
@@ -121,10 +130,10 @@ class DeadHandlers:
 
 
 def _filter(given: dict[str, Any]) -> Filter:
-    key = None
-    if given["key"] is not None:
+    key = given["key"]
+    if isinstance(key, str):
         base64 = given["key_encoding"] == "base64"
-        key = parsed(parse_base64, given["key"], "key") if base64 else given["key"].encode()
+        key = parsed(parse_base64, key, "key") if base64 else key.encode()
     since = 0 if given["since"] is None else max(0, given["since"])
     until = TIME_MAX if given["until"] is None else max(0, given["until"])
     if since > until:

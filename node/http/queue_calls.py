@@ -106,10 +106,17 @@ class QueueCalls:
         await self._admin().delete_group(group)
 
     async def join(self, group: str, wish: Wish) -> Membership:
-        return await self._members.join(group, wish)
+        return await self._told(group, await self._members.join(group, wish))
 
     async def heartbeat(self, group: str, member_id: str, generation: int | None) -> Membership:
-        return await self._members.heartbeat(group, member_id, generation)
+        return await self._told(group, await self._members.heartbeat(group, member_id, generation))
+
+    async def _told(self, group: str, membership: Membership) -> Membership:
+        """Nobody owns anything of a queue: all its members may lease from all partitions."""
+        member = await self._members.get(group, membership.member_id)
+        if member.mode == "queue":
+            membership.assigned = self._names(member)
+        return membership
 
     async def leave(self, group: str, member_id: str) -> bool:
         return await self._members.leave(group, member_id)

@@ -229,3 +229,27 @@ def test_members_polls_and_receipts_outlive_a_node_that_is_killed(tmp_path: Path
         assert (message["value"], message["delivery_count"]) == ("b", 1)
         body = {"receipt_handle": message["receipt_handle"], "group": "g"}
         assert others.call("ack", body)["committed_offset"] == 2
+
+
+def test_what_other_leaders_bring_too_late_is_given_back(bases: list[str]) -> None:
+    """A poll waits at three leaders, and a record comes to each at once: the poll ends with the
+    first, and the others are delivered soon, none of their attempts spent."""
+    walker = Walker(bases)
+    walker.call("create_topic", {"name": "spread", "num_partitions": 3}, 201)
+    leaders = walker.call("describe_topic", topic="spread")["replicas"].values()
+    assert len({one["leader"] for one in leaders}) == 3
+    member = walker.call("join_group", {"topics": ["spread"]}, group="late")["member_id"]
+    began = time.perf_counter()
+    for _ in range(5):
+        waiting = Walker(bases[:1])
+        with ThreadPoolExecutor(1) as pool:
+            poll = pool.submit(messages, waiting, "late", member, 3)
+            time.sleep(0.3)
+            each = [{"value": str(number), "partition": number} for number in range(3)]
+            walker.call("publish", {"messages": each}, topic="spread")
+            found = poll.result(60)
+        assert sorted(one["value"] for one in found) == ["0", "1", "2"]
+        assert {one["delivery_count"] for one in found} == {1}
+        receipts = [one["receipt_handle"] for one in found]
+        walker.call("ack", {"receipt_handles": receipts})
+    assert time.perf_counter() - began < 20

@@ -429,6 +429,8 @@ def test_letters_are_chosen_by_filters() -> None:
         (which,) = rest.gateway.queues.filters
         assert (which.group, which.reason, which.key, which.partition) == ("g", "rejected", b"k", 1)
         assert (which.since, which.until) == (NOW_MS, NOW_MS + 1_000)
+        await rest.post("/topics/orders/dlq/purge", packed={"key": b"\xff"})
+        assert rest.gateway.queues.filters.pop().key == b"\xff"
         body = {"reason": "rejected", "limit": 1, "rate": 10}
         answer = (await rest.post("/topics/orders/dlq/redrive", body)).body
         assert answer == {"redriven": 1, "complete": True}

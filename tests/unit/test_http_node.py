@@ -80,7 +80,13 @@ def story(directory: Path, scenario: Callable[[Caller], Awaitable[None]]) -> Non
 
 def test_a_message_is_polled_acknowledged_and_gone(tmp_path: Path) -> None:
     async def scenario(http: Caller) -> None:
-        member = await http.join("g")
+        body = {"client_id": "c", "topics": ["orders"]}
+        joined = await http.post("/groups/g/join", body)
+        both = [{"topic": "orders", "partition": 0}, {"topic": "orders", "partition": 1}]
+        assert joined["assigned_partitions"] == both
+        member = joined["member_id"]
+        beat = await http.post("/groups/g/heartbeat", {"member_id": member})
+        assert beat["assigned_partitions"] == both
         assert await http.poll("g", member, "0s") == []
         parked = asyncio.ensure_future(http.poll("g", member, "20s"))
         await asyncio.sleep(0.2)
