@@ -78,7 +78,9 @@ class Member:
         self._waiting: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._running: asyncio.Task[None] | None = None
-        self._backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_ms_max, options.rng)
+        # A session must not end by the waits between attempts.
+        most_ms = min(options.retry_backoff_ms_max, max(membership.session_ms // 20, 1))
+        self._backoff = Backoff(min(options.retry_backoff_ms, most_ms), most_ms, options.rng)
 
     def start(self, tasks: Tasks) -> None:
         self._tasks = tasks

@@ -337,11 +337,11 @@ def test_the_coordinator_moves_dies_and_loses_replies_and_nobody_loses_a_partiti
             kinds = GroupHeartbeat | FindCoordinator | ReadOffsets | StoreOffsets
 
             def asking(request: Any, node: int) -> None:
-                if isinstance(request, kinds) and cluster.rng.random() < 0.2:
+                if isinstance(request, kinds) and cluster.rng.random() < 0.12:
                     raise NotLeader("not me, perhaps")
 
             def answering(request: Any, node: int) -> None:
-                if isinstance(request, kinds) and cluster.rng.random() < 0.2:
+                if isinstance(request, kinds) and cluster.rng.random() < 0.12:
                     raise lost()
 
             async with (
