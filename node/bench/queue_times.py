@@ -201,6 +201,7 @@ def _delay_results(
         baseline_name="records without a delay, sent at the same pace to the same reader",
         baseline=quantile(plain, 0.99),
         bar=Bar("value", LATE_MS_MAX, at_most=True),
+        value_bytes=DELAY_BYTES,
         notes=shared,
         detail=detail,
     )
@@ -212,6 +213,7 @@ def _delay_results(
         measured_s=reader.seconds,
         fsync="interval",
         bar=Bar("value", 0, at_most=True),
+        value_bytes=DELAY_BYTES,
         detail=detail,
     )
     return [lateness.judge(settings.base), earliness.judge(settings.base)]

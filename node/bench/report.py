@@ -49,6 +49,7 @@ class Result:
     bar: Bar | None = None
     passed: bool | None = None
     """None for a line that has no bar."""
+    value_bytes: int = VALUE_BYTES
     notes: list[str] = field(default_factory=list)
     detail: dict[str, Any] = field(default_factory=dict)
 
@@ -83,7 +84,7 @@ def conditions(settings: Settings) -> dict[str, Any]:
         "machine": platform.machine(),
         "filesystem": filesystem_of(settings.directory),
         "directory": str(settings.directory),
-        "value_bytes": VALUE_BYTES,
+        "value_bytes": VALUE_BYTES,  # where a line does not say otherwise
         "seconds": settings.seconds,
         "quick": settings.quick,
     }
@@ -109,7 +110,7 @@ def describe(result: Result, found: dict[str, Any]) -> str:
     lines = [
         f"{result.title}",
         f"  conditions  {found['cores']} cores, {found['python']}, Linux {found['kernel']}, "
-        f"{found['filesystem']}, fsync {result.fsync}, {found['value_bytes']} B values, "
+        f"{found['filesystem']}, fsync {result.fsync}, {result.value_bytes} B values, "
         f"{result.measured_s:.1f} s measured",
         f"  figure      {result.value:,.3f} {result.unit}",
     ]
