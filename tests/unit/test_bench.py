@@ -18,7 +18,7 @@ CONDITIONS = {
 }  # fmt: skip
 FIELDS = {
     "bar", "baseline", "baseline_name", "detail", "figure", "fsync", "measured_s", "notes",
-    "passed", "ratio", "title", "unit", "value",
+    "passed", "ratio", "title", "unit", "value", "value_bytes",
 }  # fmt: skip
 
 
