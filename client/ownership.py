@@ -43,13 +43,14 @@ State = Literal["given", "claimed", "active", "revoking"]
 class Holding:
     """One partition that the coordinator has given to this member."""
 
-    __slots__ = ("key", "lost", "owner_epoch", "state", "stored")
+    __slots__ = ("key", "lost", "owner_epoch", "state", "stored", "turn")
 
     def __init__(self, key: Key, owner_epoch: int) -> None:
         self.key = key
         self.owner_epoch = owner_epoch
         self.state: State = "given"
         self.stored = -1
+        self.turn = 0  # of the newest positions that were to be stored
         self.lost = False  # somebody else may own it: its position cannot be stored any more
 
 
@@ -78,6 +79,7 @@ class Ownership:
         self._refused: dict[Key, int] = {}  # claims that were fenced, by owner epoch
         self._problem: RaftqError | None = None
         self._storing = asyncio.Lock()
+        self._turn = 0
         self._commit_due = False
         self._unpolled: list[Key] = []  # given up without a poll, still to be told
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -228,7 +230,8 @@ class Ownership:
         if self._commit_due:
             self._commit_due = False
             self._arm_commit()
-            self._tasks.spawn(self._commit_quietly(self.handed_out(set(revoking))))
+            offsets = self.handed_out(set(revoking))
+            self._tasks.spawn(self._commit_quietly(offsets, self._next_turn()))
         if self._problem is not None:
             raise again(self._problem)
         return told + revoking
@@ -238,7 +241,7 @@ class Ownership:
         if self._options.auto_commit:
             wanted = set(keys)
             positions = {key: at for key, at in self.handed_out().items() if key in wanted}
-            await self._commit_quietly(positions, REVOKE_COMMIT_S)
+            await self._commit_quietly(positions, self._next_turn(), REVOKE_COMMIT_S)
         for key in keys:
             if self._is_revoking(key):
                 del self.holdings[key]
@@ -294,7 +297,7 @@ class Ownership:
         try:
             if self._options.auto_commit:
                 done = self.handed_out() if is_done else self.worked_off()
-                await self._commit_quietly(done, REVOKE_COMMIT_S)
+                await self._commit_quietly(done, self._next_turn(), REVOKE_COMMIT_S)
         finally:
             await self.member.leave()
 
@@ -331,7 +334,7 @@ class Ownership:
         foreign = [key for key in wanted if not self._is_held(key)]
         for key in foreign:
             del wanted[key]
-        error = await self._store(wanted, timeout_s)
+        error = await self._store(wanted, self._next_turn(), timeout_s)
         if offsets is None and error is None:
             foreign = [key for key, one in self.holdings.items() if one.lost]
         if foreign:
@@ -346,12 +349,23 @@ class Ownership:
         holding = self.holdings.get(key)
         return holding is not None and holding.state in ("active", "revoking") and not holding.lost
 
-    async def _store(self, offsets: Mapping[Key, int], timeout_s: float) -> RaftqError | None:
-        # One at a time: an older position must not arrive after a newer one.
+    def _next_turn(self) -> int:
+        """Positions are as old as this: it is called in the moment they are looked at."""
+        self._turn += 1
+        return self._turn
+
+    async def _store(
+        self, offsets: Mapping[Key, int], turn: int, timeout_s: float
+    ) -> RaftqError | None:
+        # One at a time, and in the order in which they were looked at: an older position must not
+        # be stored after a newer one.
         async with self._storing:
             held = self.holdings
             epochs = {key: held[key].owner_epoch for key in offsets if key in held}
+            epochs = {key: epoch for key, epoch in epochs.items() if held[key].turn <= turn}
             new = {key: offsets[key] for key in epochs if held[key].stored != offsets[key]}
+            for key in epochs:
+                held[key].turn = turn
             if not new:
                 return None
             member_id = self.member.member_id
@@ -368,9 +382,9 @@ class Ownership:
             return first_error(stored)
 
     async def _commit_quietly(
-        self, offsets: Mapping[Key, int], timeout_s: float = COMMIT_S
+        self, offsets: Mapping[Key, int], turn: int, timeout_s: float = COMMIT_S
     ) -> None:
-        error = await self._store(offsets, timeout_s)
+        error = await self._store(offsets, turn, timeout_s)
         if error is not None:
             group = self._options.group
             logger.warning("positions of group %s were not all stored: %s", group, error)
@@ -412,7 +426,8 @@ class Ownership:
     async def _abandon(self, keys: list[Key]) -> None:
         if self._options.auto_commit:
             done = self.worked_off()
-            await self._commit_quietly({key: done[key] for key in keys if key in done})
+            done = {key: done[key] for key in keys if key in done}
+            await self._commit_quietly(done, self._next_turn())
         gone = [key for key in keys if self._is_revoking(key)]
         for key in gone:
             # It stays among the positions, where nothing is handed out of it, until the next poll.

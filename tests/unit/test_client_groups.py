@@ -593,3 +593,25 @@ def test_closing_does_not_wait_for_a_coordinator_that_is_gone() -> None:
             assert asyncio.get_running_loop().time() - began < 3
 
     simulate(main())
+
+
+def test_an_automatic_commit_never_stores_over_a_newer_one_by_hand() -> None:
+    """The automatic one is due when a poll begins, and is still to be sent when the application has
+    its records and commits them itself."""
+
+    async def main() -> None:
+        async with fake_groups() as cluster:
+            cluster.add_topic("t", 1)
+            write(cluster, "t", 40)
+            settings = {**FAST, "auto_commit_ms": 100}
+            async with Consumer(cluster.bootstrap, group="g", topics=["t"], **settings) as consumer:
+                for _ in range(30):
+                    await asyncio.sleep(0.15)
+                    if await consumer.poll(max_records=1, timeout=0.1):
+                        await consumer.commit()
+                await asyncio.sleep(1)
+            stored = [one[-1] for one in cluster.history if one[0] == "store"]
+            assert len(stored) >= 20
+            assert stored == sorted(stored)
+
+    simulate(main())
