@@ -37,6 +37,7 @@ from raftq.client.wire.errors import InvalidArgument, LeaseLost, RaftqError
 logger = logging.getLogger(__name__)
 
 ERROR_CHARACTERS_MAX = 1_000
+TICK_S = 0.001  # timers may ring a little early
 GATHER_S = 0.005  # for how long an ack waits for others, unless there is little room
 
 
@@ -77,6 +78,7 @@ class Worker(QueueBase):
         self._running = 0
         self._done: list[Job] = []  # to be acked
         self._gathering: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.TimerHandle | None = None  # at the end of the lease that ends first
         self._asked: dict[Address, tuple[asyncio.Task[None], Partitions, int]] = {}
         self._hot: dict[Address, None] = {}  # had records when last asked
         self._stopping = False
@@ -113,8 +115,9 @@ class Worker(QueueBase):
         self._wake()
 
     async def close(self) -> None:
-        if self._gathering is not None:
-            self._gathering.cancel()
+        for timer in (self._gathering, self._alarm):
+            if timer is not None:
+                timer.cancel()
         if self._threads is not None:
             # A function that still runs cannot be ended; it may notice that its lease is lost.
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -206,10 +209,15 @@ class Worker(QueueBase):
             self._wake()
 
     def _add(self, records: list[LeasedRecord], lease_end: float) -> None:
-        for record in records:
-            job = Job(record, lease_end)
-            self._jobs[job] = None
-            self._queued.append(job)
+        if not records:
+            return
+        jobs = [Job(record, lease_end) for record in records]
+        self._jobs.update(dict.fromkeys(jobs))
+        self._queued.extend(jobs)
+        if self._loop.time() >= lease_end:
+            self._ring()  # the answer was too long on its way
+        elif self._alarm is None or lease_end < self._alarm.when():
+            self._set_alarm(lease_end)
         self._begin()
 
     # Working.
@@ -298,19 +306,34 @@ class Worker(QueueBase):
 
     # Renewing.
 
+    def _set_alarm(self, at: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        """Leases end, unless they were renewed since the alarm was set."""
+        now = self._loop.time() + TICK_S
+        held = [job for job in self._jobs if not job.is_settling and not job.record.lost]
+        for job in held:
+            if now >= job.lease_end:
+                self._lose(job)
+        ends = [job.lease_end for job in held if not job.record.lost]
+        if ends:
+            self._set_alarm(min(ends))
+        elif self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
     async def _renew(self) -> None:
-        """Renew leases of which less than two thirds are left, and look for those that ended."""
+        """Renew leases of which less than two thirds are left."""
         lease_s = self.options.lease_s
         step_s = lease_s / 6
         while True:
             await pause(step_s)
             now = self._loop.time()
             held = [job for job in self._jobs if not job.is_settling and not job.record.lost]
-            for job in held:
-                if now >= job.lease_end:
-                    self._lose(job)
             due = [job for job in held if job.lease_end - now < 4.5 * step_s]
-            due = [job for job in due if not job.record.lost]
             if due:
                 # Not waited for: one partition that does not answer must not keep others' leases.
                 self._tasks.spawn(self._extend(due))
