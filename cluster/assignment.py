@@ -196,15 +196,24 @@ class _Table:
             before = current.get(slot)
             if before != member and before is not None and self.may(slot, before):
                 moved.setdefault(before, {}).setdefault(member, []).append(slot)
-        for first in sorted(moved):
-            while chain := self._useless(first, moved):
-                for before, after in pairwise(chain):
-                    slots = moved[before][after]
-                    slot = slots.pop()
-                    if not slots:
-                        del moved[before][after]
-                    self.take(slot)
-                    self.give(slot, before)
+        # What one member takes back can make the moves of another useless, so all are looked at
+        # until nothing changes; every round has fewer moves left.
+        while any(self._take_back_from(first, moved) for first in sorted(moved)):
+            pass
+
+    def _take_back_from(self, first: str, moved: dict[str, dict[str, list[Slot]]]) -> bool:
+        """Whether anything was taken back."""
+        changed = False
+        while chain := self._useless(first, moved):
+            changed = True
+            for before, after in pairwise(chain):
+                slots = moved[before][after]
+                slot = slots.pop()
+                if not slots:
+                    del moved[before][after]
+                self.take(slot)
+                self.give(slot, before)
+        return changed
 
     def _useless(self, first: str, moved: dict[str, dict[str, list[Slot]]]) -> list[str]:
         """A chain of moves that begins here and ends here, or at a member that has more now."""

@@ -93,6 +93,13 @@ def test_what_is_assigned_well_stays_as_it_is(
     assert assign(wanted, counts, found) == found
 
 
+def test_moves_that_others_made_useless_are_taken_back_too() -> None:
+    wanted = {"m0": ["b", "c", "d"], "m1": [], "m2": [], "m3": [], "m4": ["c"], "m5": ["b", "d"]}
+    counts = {"b": 4, "c": 9, "d": 4}
+    found = assign(wanted, counts, {(topic, at): "m0" for topic in "bcd" for at in range(10)})
+    assert assign(wanted, counts, found) == found
+
+
 @settings(max_examples=400, deadline=None)
 @given(situations())
 def test_no_single_move_can_be_taken_back(
