@@ -53,12 +53,13 @@ class Reject(Exception):
 class Job:
     """One leased record of a worker."""
 
-    __slots__ = ("is_settling", "lease_end", "record", "task")
+    __slots__ = ("is_begun", "is_settling", "lease_end", "record", "task")
 
     def __init__(self, record: LeasedRecord, lease_end: float) -> None:
         self.record = record
         self.lease_end = lease_end  # on the loop's clock, and never later than the node's
         self.task: asyncio.Task[None] | None = None  # while it runs
+        self.is_begun = False
         self.is_settling = False
 
 
@@ -177,8 +178,11 @@ class Worker(QueueBase):
                 # A request that finds nothing waits with its share: so none may have it all.
                 unasked = sum(one not in self._asked for one in self._hot if one in nodes)
                 count = self._room() // max(unasked, 1)
-                # Not one by one: a request costs more than a record.
-                if count >= max(capacity // (4 * len(nodes)), 1):
+                if count < 1 and len(self._jobs) < capacity:
+                    count = 1
+                # Not one by one, unless handlers have nothing to do: a request costs more than a
+                # record.
+                if count >= (max(capacity // (4 * len(nodes)), 1) if self._queued else 1):
                     self._start(address, partitions, count)
 
     def _start(self, address: Address, partitions: Partitions, count: int) -> None:
@@ -230,8 +234,10 @@ class Worker(QueueBase):
 
     async def _work(self, job: Job) -> None:
         said: Said | None = Said("ack")
+        job.is_begun = True
         try:
-            await self._handle(job.record)
+            if not job.record.lost:
+                await self._handle(job.record)
         except asyncio.CancelledError:
             said = None if job.record.lost else Said("release")
         except Reject as error:
@@ -370,8 +376,8 @@ class Worker(QueueBase):
             if job in self._queued:
                 self._queued.remove(job)
             self._forget(job)
-        elif self._is_async:
-            job.task.cancel()
+        elif self._is_async and job.is_begun:
+            job.task.cancel()  # one that has not begun will see it
 
     # The end.
 
