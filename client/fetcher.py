@@ -3,7 +3,8 @@
 One Fetch goes to each leader, with all its partitions that have room in their buffers; while it is
 parked there, partitions that get room later go in one more, up to FETCHES_MAX per node. A partition
 is never in two at once, but for one that was sought anew: what it asked for before is not waited
-for, as it may be parked.
+for, as it may be parked. So the next fetch is sent before anybody is told of what the last one
+brought: a poller would have the interpreter for as long as it decodes, with the node idle.
 
     position unknown ──ListOffsets──> idle ──room──> in flight ──batches──> idle
                           ^              ^               └──error──> backs off ──> idle
@@ -81,6 +82,7 @@ class Fetcher:
         self._rounds = 0
         self._scheduled = False
         self._stopped = False
+        self._filled = False  # something came that nobody was told of
         routes.watch(self._routes_changed)
 
     def wake(self) -> None:
@@ -152,6 +154,10 @@ class Fetcher:
                 first = self._rounds % len(parts)
                 turned = parts[first:] + parts[:first]
                 self._start(leader, turned[:PARTITIONS_MAX], self._fetch)
+        if self._filled:
+            self._filled = False
+            # The tasks that were just started run first, then the loop writes what they sent.
+            self._loop.call_soon(self._loop.call_soon, self._positions.notify)
 
     def _is_ready(self, part: Assigned) -> bool:
         if part.in_flight == part.turn or part.timer is not None or part.error is not None:
@@ -289,6 +295,7 @@ class Fetcher:
         if wanted:
             part.fetch_offset = wanted[-1].end_offset
             self._positions.fill(part, wanted)
+            self._filled = True
 
     # Finding a position.
 

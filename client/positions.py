@@ -150,12 +150,12 @@ class Positions:
     # The loop fills.
 
     def fill(self, part: Assigned, batches: list[Batch]) -> None:
+        """Add what was fetched; `notify` tells whoever waits for it."""
         with self.lock:
             part.batches.extend(batches)
             size = sum([batch.length for batch in batches])
             part.buffered_bytes += size
             self.buffered_bytes += size
-        self.notify()
 
     def fail(self, part: Assigned, error: RaftqError) -> None:
         """Let the next poll raise this."""

@@ -212,7 +212,7 @@ def _timestamps(batch: Batch, whole: Any, base: int) -> Any:
 
 
 def _binary(batch: Batch, name: str, whole: Any, base: int, validity: Any) -> Any:
-    batch.ends(name)  # raises when they do not rise from 0 to the section's length
+    batch.check_ends(name)
     ends = _aligned(whole, base + batch.column_at(name), 4 * (batch.count + 1), 4)
     start, length = batch.section(name)
     data = whole.slice(base + start, length)

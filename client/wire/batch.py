@@ -326,10 +326,22 @@ class Batch:
     def __str__(self) -> str:
         return f"the batch at offset {self.base_offset}"
 
-    def _items(self, name: str) -> list[bytes]:
-        ends = self.ends(name)
+    def check_ends(self, name: str) -> None:
+        """CorruptBatch when the offsets of 'values', 'keys' or 'headers' are damaged."""
+        if not self._common_size(name):
+            self.ends(name)
+
+    def _common_size(self, name: str) -> int:
         body, base = self.body()
-        return columns.unpack_slices(body, base + self.section(name)[0], ends)
+        at, length = base + self.column_at(name), self.section(name)[1]
+        return columns.common_size(body, at, self.count, length)
+
+    def _items(self, name: str) -> list[bytes]:
+        body, base = self.body()
+        start = base + self.section(name)[0]
+        if size := self._common_size(name):
+            return columns.unpack_equal(body, start, size, self.count)
+        return columns.unpack_slices(body, start, self.ends(name))
 
     def _wide(self, flag: int) -> list[int] | None:
         if not self.flags & flag:

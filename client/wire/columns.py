@@ -71,19 +71,38 @@ def rise(ends: list[int], length: int) -> bool:
     return ends[0] == 0 and ends[-1] == length and sorted(ends) == ends
 
 
+def common_size(body: bytes | memoryview, at: int, count: int, length: int) -> int:
+    """The size of every item if the offsets at `at` say that all have the same; otherwise 0.
+
+    Such offsets are compared as bytes, and need no other check: most topics have some of them.
+    """
+    if not 1 < count <= EQUAL_MAX:
+        return 0
+    size, rest = divmod(length, count)
+    if rest or not size or PAIR.unpack_from(body, at)[1] != size:
+        return 0
+    return size if bytes(body[at : at + 4 * (count + 1)]) == _equal_ends(size, count) else 0
+
+
+def unpack_equal(body: bytes | memoryview, start: int, size: int, count: int) -> list[bytes]:
+    """Items of one size, cut by one call: twice as fast as slice by slice."""
+    return list(_equal_slices(size, count).unpack_from(body, start))
+
+
 def unpack_slices(body: bytes | memoryview, start: int, ends: list[int]) -> list[bytes]:
     """The items between the ends, each copied once."""
-    count, length = len(ends) - 1, ends[-1]
-    if count == 1:
+    length = ends[-1]
+    if len(ends) == 2:
         return [bytes(body[start : start + length])]
-    size = ends[1] if 1 < count <= EQUAL_MAX else 0
-    if size and size * count == length and ends == list(range(0, length + 1, size)):
-        # Items of one size are cut by one call: twice as fast as slice by slice.
-        return list(_equal_slices(size, count).unpack_from(body, start))
     if not isinstance(body, bytes):
         # Slices of bytes are cheaper than bytes of slices, by more than this copy costs.
         body, start = bytes(body[start : start + length]), 0
     return [body[a:b] for a, b in pairwise([start + end for end in ends])]
+
+
+@lru_cache(maxsize=256)
+def _equal_ends(size: int, count: int) -> bytes:
+    return array("I", range(0, size * count + 1, size)).tobytes()
 
 
 @lru_cache(maxsize=256)

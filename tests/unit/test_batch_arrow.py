@@ -1,5 +1,6 @@
 """A batch as Arrow columns: the same content, not copied, and safe when damaged."""
 
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from struct import Struct
@@ -118,3 +119,25 @@ def test_damaged_columns_never_reach_arrow() -> None:
         table.column("key").to_pylist()
         answers[1] += 1
     assert min(answers) > 1_000, answers
+
+
+@pytest.mark.parametrize("size", [1, 4, 1024])
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+@pytest.mark.parametrize("by", [-5, -1, 1, 5, 2**31])
+def test_an_offset_that_is_off_among_equal_ones_is_seen(size: int, at: int, by: int) -> None:
+    """Columns of equal items are compared as a whole: what differs goes the long way."""
+    batch = decode(encode([bytes([65 + number]) * size for number in range(3)]))
+    data = bytearray(batch.buffer)
+    ends = [0, size, 2 * size, 3 * size]
+    ends[at] += by
+    U32.pack_into(data, 88 + batch.column_at("values") + 4 * at, ends[at] % 2**32)
+    U32.pack_into(data, 24, crc32c(bytes(data[28:])))
+    damaged = decode(bytes(data))
+    if at in (1, 2) and sorted(ends) == ends:
+        whole = b"".join(batch.values())
+        expected = [whole[a:b] for a, b in pairwise(ends)]
+        assert damaged.values() == to_arrow(damaged).column("value").to_pylist() == expected
+        return
+    for read in (Batch.values, to_arrow):
+        with pytest.raises(CorruptBatch):
+            read(damaged)

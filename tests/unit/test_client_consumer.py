@@ -8,6 +8,8 @@ import pytest
 from fakecluster import FakePartition, fake_cluster, simulate
 
 from raftq.aio import Consumer, Record
+from raftq.client.connection import Connection
+from raftq.client.positions import Positions
 from raftq.client.wire.batch import encode
 from raftq.client.wire.encoder import encode_control
 from raftq.client.wire.errors import (
@@ -435,4 +437,35 @@ def test_a_seek_does_not_wait_for_a_fetch_that_is_parked_at_the_end() -> None:
             assert [one.value for one in await read(consumer, 15)] == values[5:]
             assert loop.time() - began < 1.0
 
+    simulate(main())
+
+
+def test_the_next_fetch_is_sent_before_a_poller_hears_of_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A poller keeps the interpreter while it decodes: the node would have nothing to do."""
+    told: list[str] = []
+    submit, notify = Connection.submit, Positions.notify
+
+    def submit_and_tell(self: Connection, message: Any, *rest: Any, **more: Any) -> Any:
+        if isinstance(message, Fetch):
+            told.append(f"fetch {message.partitions[0].offset}")
+        return submit(self, message, *rest, **more)
+
+    def notify_and_tell(self: Positions) -> None:
+        if any(part.batches for part in self.parts.values()):
+            told.append("news")
+        notify(self)
+
+    async def main() -> None:
+        async with fake_cluster() as cluster, Consumer(cluster.bootstrap) as consumer:
+            (log,) = cluster.add_topic("t", 1)
+            fill(log, 20)
+            await consumer.assign([("t", 0)])
+            await consumer.seek("t", 0, offset=0)
+            assert len(await read(consumer, 20)) == 20
+            assert told[:3] == ["fetch 0", "fetch 20", "news"]
+
+    monkeypatch.setattr(Connection, "submit", submit_and_tell)
+    monkeypatch.setattr(Positions, "notify", notify_and_tell)
     simulate(main())
