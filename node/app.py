@@ -61,7 +61,7 @@ from raftq.node.facts import Facts
 from raftq.node.http.client_gateway import ClientGateway
 from raftq.node.http.server import HttpServer
 from raftq.node.identity import Identity, boot_id, remember, what_was_lost
-from raftq.node.metering import metered
+from raftq.node.metering import meter
 from raftq.node.partitions import Partitions
 from raftq.node.queues.courier import NodeCourier
 from raftq.node.server.session import Handler, Session
@@ -139,12 +139,13 @@ class Node:
             facts = Facts(self)
             self.http = HttpServer(facts, ClientGateway(facts), self.metrics, wall_ms)
         self.server = TcpServer(
-            metered(self._handlers(), self.metrics),
+            self._handlers(),
             node_id=config.node_id,
             cluster_id=config.cluster_id,
             options=config.server,
             admit=self._admit,
             on_leave=self._left,
+            observe=meter(self.metrics, asyncio.get_running_loop().time),
         )
 
     # Parts

@@ -51,6 +51,9 @@ Answer = Message | tuple[Message, Sequence[Buffer]]
 # Called with the request, its raw part and the session. A plain handler answers at once; one that
 # has to wait returns a future, or is a coroutine function, which costs a task per request.
 Handler = Callable[[Any, memoryview, "Session"], Answer | Awaitable[Answer]]
+# Told of every request that was answered: the request, when it came on the loop's clock, and what
+# it was refused with. Not of those that were given up.
+Observer = Callable[[Message, float, BaseException | None], None]
 
 
 # What the listener saw of a big frame: its number, the bytes that had arrived, and when.
@@ -67,6 +70,8 @@ class Owner(Protocol):
     draining: bool
     scratch: memoryview
     memory: MemoryBudget["Session"]
+    clock: Callable[[], float]
+    observe: Observer
 
     def greet(self, hello: Hello, version: int) -> HelloReply: ...
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Future[Any]": ...
@@ -245,6 +250,7 @@ class Session(asyncio.BufferedProtocol):
             return
         owner = self._owner
         handler = owner.handlers.get(type(message))
+        began = owner.clock()
         try:
             if owner.draining:
                 raise NodeStopping("the node is stopping")
@@ -253,16 +259,18 @@ class Session(asyncio.BufferedProtocol):
             answer = handler(message, raw, self)
         except Exception as error:
             self._refuse(request_id, message, error)
+            owner.observe(message, began, error)
             return
         if type(answer) is tuple or isinstance(answer, Message):
             self._answer(request_id, message, answer)
+            owner.observe(message, began, None)
             return
         waiting = cast(Awaitable[Answer], answer)
         future = waiting if asyncio.isfuture(waiting) else owner.spawn(_outcome(waiting))
         self._in_flight[request_id] = future
         self._in_flight_bytes += size
         self._memory.start(size)
-        future.add_done_callback(partial(self._finish, request_id, message, size))
+        future.add_done_callback(partial(self._finish, request_id, message, size, began))
 
     def _greet(self, message: Message, request_id: int) -> None:
         if not isinstance(message, Hello):
@@ -287,27 +295,39 @@ class Session(asyncio.BufferedProtocol):
         self._answer(request_id, message, reply)
 
     def _finish(
-        self, request_id: int, message: Message, size: int, future: "asyncio.Future[Any]"
+        self,
+        request_id: int,
+        message: Message,
+        size: int,
+        began: float,
+        future: "asyncio.Future[Any]",
     ) -> None:
-        """A request that had to wait is done."""
+        """A request that had to wait is done. The answer goes first: whoever gets it may run on
+        another core while the rest is done here."""
         del self._in_flight[request_id]
+        error: BaseException | None = None
+        if future.cancelled():
+            # Only its own listener or a stopping node cancels a request.
+            self._refuse(request_id, message, NodeStopping("the request was given up"))
+        else:
+            error = future.exception()
+            if error is None:
+                result = future.result()
+                error = result if isinstance(result, BaseException) else None
+            if error is None:
+                self._answer(request_id, message, result)
+            else:
+                self._refuse(request_id, message, error)
+            self._owner.observe(message, began, error)
         self._in_flight_bytes -= size
         self.touched = True
         owner, memory = self._owner, self._memory
         if memory.short:
             owner.memory_freed()
         memory.finish(size)
-        if future.cancelled():
-            # Only its own listener or a stopping node cancels a request.
-            self._refuse(request_id, message, NodeStopping("the request was given up"))
-        elif (error := future.exception()) is not None:
-            self._refuse(request_id, message, error)
-        elif isinstance(result := future.result(), BaseException):
-            self._refuse(request_id, message, result)
-        else:
-            self._answer(request_id, message, result)
         owner.finished()
-        self._serve()
+        if self._held:
+            self._serve()
 
     # Replies.
 

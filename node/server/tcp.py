@@ -29,7 +29,7 @@ from raftq.client.wire.frames import SCRATCH_BYTES
 from raftq.client.wire.messages import Hello, HelloReply, Message, Ping, PingReply
 from raftq.node.server.budget import MemoryBudget
 from raftq.node.server.options import ServerOptions
-from raftq.node.server.session import NO_FRAME, Handler, Session
+from raftq.node.server.session import NO_FRAME, Handler, Observer, Session
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +42,16 @@ def _answer_ping(message: Ping, raw: memoryview, session: Session) -> PingReply:
     return PingReply()
 
 
+def _look_away(message: Message, began: float, error: BaseException | None) -> None:
+    """Nobody counts."""
+
+
 class TcpServer:
     """Serves the native protocol. `handlers` maps each request class to what answers it.
 
     `admit` may refuse a caller by raising a RaftqError, which then is what `Connection.open` raises
-    there; it sees the Hello. `on_leave` is told of every admitted caller whose connection ended.
+    there; it sees the Hello. `on_leave` is told of every admitted caller whose connection ended,
+    `observe` of every request that was answered.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class TcpServer:
         options: ServerOptions | None = None,
         admit: Callable[[Hello], None] | None = None,
         on_leave: Callable[[Session], None] | None = None,
+        observe: Observer | None = None,
     ) -> None:
         self.options = options or ServerOptions()
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))  # what sessions read into, in turns
@@ -68,6 +74,7 @@ class TcpServer:
         self._identity = (node_id, cluster_id)
         self._admit = admit
         self._on_leave = on_leave
+        self.observe: Observer = observe or _look_away
         self._waking = False
         self._group = asyncio.TaskGroup()
         self._tasks: dict[asyncio.Task[Any], None] = {}
@@ -75,10 +82,12 @@ class TcpServer:
         self._listener: asyncio.Server | None = None
         self._look: asyncio.TimerHandle | None = None
         self._changed: asyncio.Event = asyncio.Event()
+        self.clock: Callable[[], float]
         self._loop: asyncio.AbstractEventLoop
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
+        self.clock = self._loop.time
         await self._group.__aenter__()
         return self
 
