@@ -54,7 +54,7 @@ class TcpServer:
     `observe` of every request that was answered.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a public API
         self,
         handlers: Mapping[type[Message], Handler],
         *,
