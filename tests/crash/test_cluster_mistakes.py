@@ -1,4 +1,4 @@
-"""The mistakes of other systems (SPEC section 11), looked for on real nodes that are killed.
+"""The mistakes of other systems, looked for on real nodes that are killed.
 
 Those that are not about queues and groups over a cluster have their tests elsewhere:
 
