@@ -6,14 +6,13 @@ Which anomalies there are: see queue_checkers and group_checkers.
 from raftq.chaos.group_checkers import check_owners, check_receives, check_stores
 from raftq.chaos.history import Final, History
 from raftq.chaos.queue_checkers import (
-    Anomaly,
-    Rules,
     check_drained,
     check_leases,
     check_letters,
     check_records,
     check_times,
 )
+from raftq.chaos.verdict import Anomaly, Rules
 
 __all__ = ["Anomaly", "Rules", "judge"]
 

@@ -24,7 +24,7 @@ from raftq.chaos.history import (
     Receive,
     Store,
 )
-from raftq.chaos.queue_checkers import Anomaly
+from raftq.chaos.verdict import Anomaly
 
 Key = tuple[str, Partition]
 

@@ -38,26 +38,7 @@ from raftq.chaos.history import (
     Redrive,
     Settlement,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Anomaly:
-    kind: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.text}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """What the cluster under test had promised."""
-
-    max_deliveries: int = 3
-    late_s: float = inf
-    """How late a delayed record may be; faults cost what they cost."""
-    skew_s: float = 0.005
-    """How far the clocks of nodes and clients may be apart."""
+from raftq.chaos.verdict import Anomaly, Rules
 
 
 @dataclass(slots=True)
