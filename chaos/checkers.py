@@ -1,10 +1,18 @@
-"""The verdict on a history of queues and groups. (Pure.)
+"""The verdict on a history. (Pure.)
 
-Which anomalies there are: see queue_checkers and group_checkers.
+Which anomalies there are: see log_checkers, queue_checkers and group_checkers.
 """
 
 from raftq.chaos.group_checkers import check_owners, check_receives, check_stores
 from raftq.chaos.history import Final, History
+from raftq.chaos.log_checkers import (
+    check_changes,
+    check_copies,
+    check_leaders,
+    check_offsets,
+    check_order,
+    check_progress,
+)
 from raftq.chaos.queue_checkers import (
     check_drained,
     check_leases,
@@ -22,8 +30,14 @@ def judge(history: History, final: Final, rules: Rules | None = None) -> list[An
     rules = rules or Rules()
     return [
         *check_records(history, final),
+        *check_order(history, final),
+        *check_offsets(history, final),
+        *check_leaders(history),
+        *check_copies(final),
+        *check_changes(history, final),
+        *check_progress(history, rules),
         *check_times(history, rules),
-        *check_leases(history, final, rules),
+        *check_leases(history, rules),
         *check_drained(history, final, rules),
         *check_letters(history, final, rules),
         *check_stores(history),

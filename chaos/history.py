@@ -68,6 +68,8 @@ class Publish(Call):
     expires_at: float = 0.0
     priority: int = 2
     offset: int | None = None
+    number: int = -1
+    """Its place among all that its client sent, whatever became of them; -1: nobody knows."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,6 +153,28 @@ class Ownership(Operation):
 
 
 @dataclass(slots=True, kw_only=True)
+class Sighting(Call):
+    """A node was asked for records and answered as the leader of the partition.
+
+    `end_offset` is where the records end that it gave.
+    """
+
+    node: int
+    epoch: int = -1
+    high_watermark: int = 0
+    end_offset: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Change(Call):
+    """Somebody changed a topic: asked for `total` partitions, or for so many `copies` of each."""
+
+    verb: Literal["create", "delete", "grow", "move", "alter"]
+    total: int = 0
+    copies: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
 class Letter:
     """A dead letter in the end; topic, partition and offset are those of its source."""
 
@@ -173,14 +197,28 @@ class Final:
     """Groups of workers that leased until nothing was left, and their topics."""
     read: dict[str, list[str]] = field(default_factory=dict)
     """Groups of stream readers that read from the start up to the end, and their topics."""
+    copies: dict[tuple[str, int, str], dict[int, list[tuple[int, str]]]] = field(
+        default_factory=dict
+    )
+    """Of every log of a partition and every node that has a copy: the base offset and a digest of
+    every batch."""
+    topics: dict[str, list[list[int]]] = field(default_factory=dict)
+    """Every topic that there is, with the nodes that are in sync for each partition."""
 
     def to_json(self) -> dict[str, Any]:
         logs = [[topic, number, rows] for (topic, number), rows in self.logs.items()]
+        copies = [
+            [*place, node, rows]
+            for place, nodes in self.copies.items()
+            for node, rows in nodes.items()
+        ]
         return {
             "logs": logs,
             "letters": [asdict(one) for one in self.letters],
             "drained": self.drained,
             "read": self.read,
+            "copies": copies,
+            "topics": self.topics,
         }
 
     @classmethod
@@ -189,14 +227,20 @@ class Final:
             (topic, number): [(offset, value) for offset, value in rows]
             for topic, number, rows in given["logs"]
         }
-        letters = [Letter(**one) for one in given["letters"]]
-        return cls(logs=logs, letters=letters, drained=given["drained"], read=given["read"])
+        made = cls(logs=logs, drained=given["drained"], read=given["read"])
+        made.letters = [Letter(**one) for one in given["letters"]]
+        made.topics = given.get("topics", {})
+        for topic, number, strand, node, rows in given.get("copies", []):
+            found = made.copies.setdefault((topic, number, strand), {})
+            found[node] = [(offset, digest) for offset, digest in rows]
+        return made
 
 
 KINDS: dict[str, type[Operation]] = {
     kind.__name__.lower(): kind
     for kind in (
         Publish, Cancel, Delivery, Settlement, Redrive, Receive, Store, Recall, Ownership,
+        Sighting, Change,
     )
 }  # fmt: skip
 
@@ -232,12 +276,17 @@ class History:
         return dict(sorted(found.items()))
 
     def to_json(self) -> list[dict[str, Any]]:
-        return [{"kind": type(one).__name__.lower(), **asdict(one)} for one in self.operations]
+        return [to_row(one) for one in self.operations]
 
     @classmethod
     def from_json(cls, rows: Iterable[Mapping[str, Any]]) -> "History":
-        made = cls()
-        for row in rows:
-            fields = dict(row)
-            made.add(KINDS[fields.pop("kind")](**fields))
-        return made
+        return cls([from_row(row) for row in rows])
+
+
+def to_row(operation: Operation) -> dict[str, Any]:
+    return {"kind": type(operation).__name__.lower(), **asdict(operation)}
+
+
+def from_row(row: Mapping[str, Any]) -> Operation:
+    fields = dict(row)
+    return KINDS[fields.pop("kind")](**fields)

@@ -144,6 +144,8 @@ def test_every_kind_of_operation_goes_to_a_file_and_comes_back() -> None:
         "store": {"group": "g", "offset": 1},
         "recall": {"group": "g"},
         "ownership": {"group": "g", "owner_epoch": 4},
+        "sighting": {"node": 2},
+        "change": {"verb": "create"},
     }  # fmt: skip
     history = History([kind(**where, **needs[name]) for name, kind in KINDS.items()])
     assert History.from_json(json.loads(json.dumps(history.to_json()))) == history

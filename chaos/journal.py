@@ -1,0 +1,92 @@
+"""A history that is written to a file while it happens, as JSON lines. (Shell.)
+
+    {"number": 7, "row": {"kind": "publish", ...}}    an operation began, or (again) has ended
+    {"final": {...}}                                  what was there in the end
+
+Of several lines with one number the last counts. A file that was cut in the midst of a line, as by
+a kill, is read up to there.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from raftq.chaos.history import Final, History, Op, Operation, from_row, to_row
+
+FLUSH_EVERY = 200
+
+
+class Journal(History):
+    """Use as a context manager, or call `close`."""
+
+    __slots__ = ("_file", "_lines", "_numbers")
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = path.open("w", encoding="utf-8")
+        self._numbers: dict[int, int] = {}
+        self._lines = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def add(self, operation: Op) -> Op:
+        # The history keeps every operation, so that its id stays its own.
+        self._numbers[id(operation)] = len(self.operations)
+        super().add(operation)
+        self.note(operation)
+        return operation
+
+    def note(self, operation: Operation) -> None:
+        number = self._numbers.get(id(operation))
+        if number is not None:
+            self._write({"number": number, "row": to_row(operation)})
+
+    def conclude(self, final: Final) -> None:
+        """Write down the end, and every operation as it stands now: some end unnoted."""
+        for operation in self.operations:
+            self.note(operation)
+        self._write({"final": final.to_json()})
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._file.closed:
+            return  # a client that ends after the run has nothing to say any more
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._lines += 1
+        if self._lines % FLUSH_EVERY == 0:
+            self._file.flush()
+
+
+def read_journal(path: Path) -> tuple[History, Final | None]:
+    """The history in a file, and its end if it got that far."""
+    rows: dict[int, Operation] = {}
+    final: Final | None = None
+    for line in _lines(path):
+        if "final" in line:
+            final = Final.from_json(line["final"])
+        else:
+            rows[line["number"]] = from_row(line["row"])
+    return History([rows[number] for number in sorted(rows)]), final
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        for text in file:
+            try:
+                yield json.loads(text)
+            except json.JSONDecodeError:
+                return

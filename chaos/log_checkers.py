@@ -1,0 +1,196 @@
+"""Checkers of logs, leaders and copies: from a history to its anomalies. (Pure.)
+
+    check_order     reordered     a client's records of one lane are not kept as they were sent
+    check_offsets   two values    two clients were told of different records at one offset
+    check_leaders   two leaders   two nodes answered as the leader of one epoch
+                    went back     a leader's high watermark got smaller within its epoch
+                    beyond        a leader gave records that it had not yet called readable
+    check_copies    copies differ the nodes' logs are not the same, byte for byte
+    check_changes   topic lost    created and never deleted, and not there
+                    topic revived deleted, and there again
+                    too few       fewer partitions than were answered for, or fewer copies than
+                                  asked for
+    check_progress  no progress   too few operations ended well in a stretch without excuse
+                    no recovery   after a fault nothing ended well for too long
+
+Only what is certain counts: an operation of unknown outcome excuses whatever it could explain.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import inf
+
+from raftq.chaos.history import (
+    Call,
+    Change,
+    Delivery,
+    Final,
+    History,
+    Partition,
+    Publish,
+    Receive,
+    Sighting,
+)
+from raftq.chaos.verdict import Anomaly, Rules
+
+
+def check_order(history: History, final: Final) -> Iterator[Anomaly]:
+    """What a client sent first comes first, in every partition and lane."""
+    sent = {
+        (one.topic, one.value): one
+        for one in history.of(Publish)
+        # One of unknown outcome may happen later than whatever its client sent after giving it up.
+        if one.number >= 0 and one.status == "ok" and not one.deliver_at
+    }
+    for place, rows in final.logs.items():
+        newest: dict[tuple[str, int], Publish] = {}
+        for offset, value in rows:
+            one = sent.get((place[0], value))
+            if one is None:
+                continue
+            before = newest.get((one.client, one.priority))
+            if before is not None and one.number < before.number:
+                yield Anomaly("reordered", f"{value!r} at {offset} of {place} after {before}")
+                continue
+            newest[one.client, one.priority] = one
+
+
+def check_offsets(history: History, final: Final) -> Iterator[Anomaly]:
+    """An offset has one value, whoever is asked, and whenever."""
+    kept = {(place, offset): value for place, rows in final.logs.items() for offset, value in rows}
+    told: dict[tuple[Partition, int], tuple[str, object]] = {}
+    for one in history.operations:
+        if isinstance(one, Publish):
+            if one.status != "ok" or one.offset is None or one.offset < 0 or one.deliver_at:
+                continue
+        elif not isinstance(one, Receive | Delivery):
+            continue
+        key = (one.place, one.offset or 0)
+        value, who = told.setdefault(key, (one.value, one))
+        if value != one.value:
+            yield Anomaly("two values", f"{one} and {who}")
+        # Where an acknowledged record is kept is looked at by check_records.
+        elif not isinstance(one, Publish) and kept.get(key, value) != value:
+            yield Anomaly("two values", f"{one}, the log has {kept[key]!r}")
+
+
+def check_leaders(history: History) -> Iterator[Anomaly]:
+    """An epoch has one leader, who never takes back what he called readable."""
+    leaders: dict[tuple[Partition, int], Sighting] = {}
+    highest: dict[tuple[Partition, int], list[Sighting]] = {}
+    for one in history.of(Sighting):
+        if one.status != "ok":
+            continue
+        key = (one.place, one.epoch)
+        other = leaders.setdefault(key, one)
+        if other.node != one.node:
+            yield Anomaly("two leaders", f"{one} and {other}")
+            continue
+        if one.end_offset > one.high_watermark:
+            yield Anomaly("beyond", str(one))
+        seen = highest.setdefault(key, [])
+        # Answers may overtake each other: only one that was there before the question counts.
+        before = [two for two in seen if two.over <= one.at]
+        if before and one.high_watermark < before[-1].high_watermark:
+            yield Anomaly("went back", f"{one} after {before[-1]}")
+        elif not seen or one.high_watermark > seen[-1].high_watermark:
+            seen.append(one)
+
+
+def check_copies(final: Final) -> Iterator[Anomaly]:
+    """All copies of a log are the same, from where all of them begin."""
+    for place, nodes in final.copies.items():
+        copies = {node: dict(rows) for node, rows in nodes.items()}
+        start = max((min(rows, default=0) for rows in copies.values()), default=0)
+        offsets = sorted({offset for rows in copies.values() for offset in rows if offset >= start})
+        for offset in offsets:
+            found = {node: rows.get(offset, "nothing") for node, rows in copies.items()}
+            if len({*found.values()}) > 1:
+                yield Anomaly("copies differ", f"{place} from offset {offset} on: {found}")
+                break
+
+
+def check_changes(history: History, final: Final) -> Iterator[Anomaly]:
+    """Topics are as they were last said to be."""
+    changes: dict[str, list[Change]] = {}
+    for one in history.of(Change):
+        changes.setdefault(one.topic, []).append(one)
+    if not final.topics:
+        return  # nobody looked
+    for topic, made in changes.items():
+        there = topic in final.topics
+        deleted = [one for one in made if one.verb == "delete" and one.may_have_happened]
+        created = [one for one in made if one.verb == "create" and one.may_have_happened]
+        if there and any(one.status == "ok" for one in deleted):
+            yield Anomaly("topic revived", str(deleted[-1]))
+        if not there and not deleted and any(one.status == "ok" for one in created):
+            yield Anomaly("topic lost", str(created[0]))
+        if there:
+            yield from _check_size(made, final.topics[topic])
+
+
+def _check_size(made: list[Change], partitions: list[list[int]]) -> Iterator[Anomaly]:
+    for one in made:
+        if one.status == "ok" and len(partitions) < one.total:
+            yield Anomaly("too few", f"{one}, there are {len(partitions)} partitions")
+    wanted = max((one.copies for one in made if one.status == "ok"), default=0)
+    for number, nodes in enumerate(partitions):
+        if len(nodes) < wanted:
+            yield Anomaly("too few", f"{made[0].topic}/{number} has copies on {nodes} only")
+
+
+def check_progress(history: History, rules: Rules) -> Iterator[Anomaly]:
+    """While a majority is whole there is progress, and soon after a fault there is some again."""
+    done = well_ended(history)
+    if rules.progress_min > 0:
+        for start, end in rules.healthy:
+            yield from _slow_windows(done, start, end, rules)
+    for fault in rules.faults:
+        found = recovery(history, fault)
+        if found is None or found > rules.recovery_s:
+            took = "never" if found is None else f"after {found:.3f} s"
+            if rules.recovery_s < inf:
+                yield Anomaly("no recovery", f"from the fault at {fault:.3f}: {took}")
+
+
+def _slow_windows(
+    done: Sequence[float], start: float, end: float, rules: Rules
+) -> Iterator[Anomaly]:
+    """One per stretch that is too slow: they do not overlap."""
+    least = rules.progress_min * rules.window_s
+    at = start
+    while at + rules.window_s <= end:
+        count = bisect_left(done, at + rules.window_s) - bisect_left(done, at)
+        if count < least:
+            text = f"{count} operations in {rules.window_s:g} s from {at:.3f} on, not {least:g}"
+            yield Anomaly("no progress", text)
+            at += rules.window_s
+            continue
+        # The next window that may hold fewer begins after the next operation that falls out.
+        following = bisect_right(done, at)
+        at = done[following] if following < len(done) else end
+
+
+def well_ended(history: History) -> list[float]:
+    """When operations ended well, sorted."""
+    calls = (one for one in history.of(Call) if not isinstance(one, Sighting))
+    return sorted(one.ended for one in calls if one.status == "ok" and one.ended is not None)
+
+
+def recovery(history: History, fault: float) -> float | None:
+    """From a fault to the end of the first record that was sent after it and acknowledged."""
+    ends = (
+        one.ended
+        for one in history.of(Publish)
+        if one.status == "ok" and one.at >= fault and one.ended is not None
+    )
+    first = min(ends, default=None)
+    return None if first is None else first - fault
+
+
+def worst_gap(history: History, start: float, end: float) -> float:
+    """The longest time within [start, end) in which nothing ended well."""
+    done = [at for at in well_ended(history) if start <= at < end]
+    edges = [start, *done, end]
+    return max((two - one for one, two in pairwise(edges)), default=0.0)
