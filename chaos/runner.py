@@ -1,0 +1,281 @@
+"""Runs one scenario against a world and judges it. (Shell.)
+
+    prepare ──> warm up ──> faults by plan ──> quiet ──> stop ──> finish ──> judge
+
+Workloads and the watcher run on the event loop; everything that is done to the world blocks, and is
+done by one thread, one thing after the other, so that a world need not be thread-safe. After the
+plan everything is healed, whatever has happened. What the runner itself sees to be wrong counts as
+an anomaly as well: a node that is down in the end, a workload that does not stop or cannot read
+back, a fault that could not be injected.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
+from typing import Any, TypeVar
+
+from raftq.chaos.checkers import Anomaly, Rules, judge
+from raftq.chaos.history import Final, History, Publish
+from raftq.chaos.recorder import Clock
+from raftq.chaos.scenario import Action, Scenario, Step, actions
+from raftq.chaos.scene import Scene, Workload
+from raftq.chaos.timeline import Span, Timeline, without, worst_gap
+from raftq.chaos.watcher import Watcher
+from raftq.chaos.world import World
+from raftq.client.tasks import pause
+
+logger = logging.getLogger(__name__)
+
+PREPARE_S = 30.0
+WARM_S = 10.0
+STOP_S = 30.0
+FINISH_S_MORE = 10.0
+POLL_S = 0.05
+GRACE_S = 5.0
+"""After a majority is whole again, for elections."""
+
+R = TypeVar("R")
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a run."""
+
+    scenario: Scenario
+    seed: int
+    history: History
+    final: Final = field(default_factory=Final)
+    timeline: Timeline = field(default_factory=Timeline)
+    anomalies: list[Anomaly] = field(default_factory=list)
+    leader_changes: int = 0
+    gap_s: float = 0.0
+    """The longest time without an acknowledged record, from the first fault to the end."""
+
+    @property
+    def passed(self) -> bool:
+        return not self.anomalies
+
+
+def _log(text: str) -> None:
+    logger.info("%s", text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What a runner needs beside the world."""
+
+    clock: Clock
+    """The wall clock, which nodes tell deadlines in."""
+    secret: bytes = b""
+    """The cluster's, to read back the copies of single nodes."""
+    say: Say = _log
+
+
+class Runner:
+    """One run of one scenario."""
+
+    def __init__(
+        self, world: World, scenario: Scenario, seed: int, tools: Tools, history: History
+    ) -> None:
+        self._world = world
+        self._scenario = scenario
+        self._clock = clock = tools.clock
+        self._tools = tools
+        self._outcome = Outcome(scenario, seed, history)
+        self._timeline = self._outcome.timeline
+        self._watcher = Watcher(
+            {one: world.direct(one) for one in world.ids}, self._timeline, clock
+        )
+        self._hand = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raftq-chaos")
+        self._injected: list[Step] = []
+        self._spans: dict[int, tuple[float, str]] = {}
+
+    async def run(self) -> Outcome:
+        """Everything from the first topic to the verdict."""
+        outcome = self._outcome
+        scene = Scene(
+            bootstrap=self._world.bootstrap,
+            direct={one: self._world.direct(one) for one in self._world.ids},
+            history=outcome.history,
+            clock=self._clock,
+            rng=Random(f"workloads {outcome.seed}"),
+            secret=self._tools.secret,
+            drain_s=self._scenario.finish_s,
+        )
+        workloads = self._scenario.workloads()
+        self._timeline.began = self._clock()
+        eyes = asyncio.ensure_future(self._watcher.run())
+        try:
+            await self._load(scene, workloads)
+            await self._finish(scene, workloads)
+        finally:
+            eyes.cancel()
+            await asyncio.gather(eyes, return_exceptions=True)
+            await self._do(self._heal_all)
+            self._hand.shutdown()
+        await self._judge()
+        return outcome
+
+    # Under load.
+
+    async def _load(self, scene: Scene, workloads: list[Workload]) -> None:
+        self._phase("prepare")
+        async with asyncio.timeout(PREPARE_S):
+            for one in workloads:
+                await one.prepare(scene)
+        tasks = [asyncio.ensure_future(one.run(scene)) for one in workloads]
+        try:
+            await self._warm_up()
+            self._phase("faults")
+            await self._follow_plan()
+            self._phase("quiet")
+            await self._guarded("healing", self._do(self._heal_all))
+            await pause(self._scenario.quiet_s)
+        finally:
+            scene.stopping.set()
+            self._phase("stop")
+            await self._stop(workloads, tasks)
+
+    async def _warm_up(self) -> None:
+        """Until records are acknowledged, so that a fault meets a cluster at work."""
+        ends_at = self._clock() + WARM_S
+        while self._clock() < ends_at:
+            if sum(one.status == "ok" for one in self._outcome.history.of(Publish)) >= 10:
+                break
+            await pause(POLL_S)
+        await pause(1.0)
+
+    async def _follow_plan(self) -> None:
+        started = self._clock()
+        for one in actions([step.copy() for step in self._scenario.plan]):
+            await pause(max(0.0, started + one.at - self._clock()))
+            what = f"{'injecting' if one.injects else 'healing'} {one.step.fault.name}"
+            await self._guarded(what, self._do(partial(self._act, one)))
+
+    def _act(self, action: Action) -> None:
+        """In the hand's thread."""
+        step, name = action.step, action.step.fault.name
+        if not action.injects:
+            self._heal(step)
+            return
+        self._injected.append(step)
+        began = self._clock()
+        text = step.fault.inject(self._world)
+        self._spans[id(step)] = (began, text)
+        self._timeline.mark(began, "fault", f"{name}: {text}")
+        self._tools.say(f"  {began - self._timeline.began:6.1f} s  {name}: {text}")
+
+    def _heal(self, step: Step) -> None:
+        if not any(one is step for one in self._injected):
+            return
+        self._injected = [one for one in self._injected if one is not step]
+        step.fault.heal(self._world)
+        ended = self._clock()
+        began, text = self._spans.pop(id(step), (ended, "not injected"))
+        self._timeline.faults.append(Span(began, ended, step.fault.name, text, step.majority))
+        self._timeline.mark(ended, "heal", step.fault.name)
+        self._tools.say(f"  {ended - self._timeline.began:6.1f} s  healed {step.fault.name}")
+
+    def _heal_all(self) -> None:
+        """In the hand's thread: what the plan left broken, newest first, then whatever is down."""
+        for step in reversed(self._injected[:]):
+            self._heal(step)
+        self._world.links.heal()
+        for node_id in self._world.ids:
+            if not self._world.is_running(node_id):
+                self._trouble("node died", f"node {node_id} is down after everything was healed")
+                self._world.restart(node_id)
+
+    # The end.
+
+    async def _stop(self, workloads: list[Workload], tasks: "list[asyncio.Task[None]]") -> None:
+        await asyncio.wait(tasks, timeout=STOP_S)
+        for workload, task in zip(workloads, tasks, strict=True):
+            if not task.done():
+                self._trouble("stuck", f"workload {workload.name} does not stop in {STOP_S:.0f} s")
+                task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for workload, error in zip(workloads, ended, strict=True):
+            if isinstance(error, Exception):
+                logger.error("workload %s failed", workload.name, exc_info=error)
+                self._trouble("workload failed", f"{workload.name}: {error!r}")
+
+    async def _finish(self, scene: Scene, workloads: list[Workload]) -> None:
+        self._phase("finish")
+        outcome = self._outcome
+        for one in workloads:
+            await self._guarded(
+                f"reading back {one.name}",
+                one.finish(scene, outcome.final),
+                self._scenario.finish_s + FINISH_S_MORE,
+            )
+        for node_id in self._world.ids:
+            if not self._world.is_running(node_id):
+                self._trouble("node died", f"node {node_id} is down at the end")
+        self._phase("end")
+        self._timeline.ended = self._clock()
+
+    async def _judge(self) -> None:
+        outcome = self._outcome
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(
+            None, judge, outcome.history, outcome.final, self._rules()
+        )
+        outcome.anomalies += [*self._watcher.anomalies, *found]
+        outcome.leader_changes = self._watcher.changes
+        first = min((one.began for one in self._timeline.faults), default=self._timeline.began)
+        stopped = next((one.at for one in self._timeline.marks if one.text == "stop"), first)
+        outcome.gap_s = worst_gap(outcome.history, first, stopped)
+        if outcome.gap_s > self._scenario.gap_s_max:
+            text = f"{outcome.gap_s:.1f} s without an acknowledged record, "
+            outcome.anomalies.append(
+                Anomaly("unavailable", text + f"at most {self._scenario.gap_s_max:.1f} s are right")
+            )
+
+    def _rules(self) -> Rules:
+        """Those of the scenario, with the times at which there had to be progress."""
+        phases = {one.text: one.at for one in self._timeline.of("phase")}
+        began, ended = phases.get("faults"), phases.get("stop")
+        if began is None or ended is None:
+            return self._scenario.rules
+        faults = self._timeline.faults
+        return replace(
+            self._scenario.rules,
+            healthy=without(
+                (began, ended),
+                [(one.began, one.ended + GRACE_S) for one in faults if not one.majority],
+            ),
+            faults=tuple(one.began for one in faults if one.majority),
+        )
+
+    # Parts.
+
+    async def _do(self, action: Callable[[], R]) -> R:
+        """Let the hand do something to the world."""
+        return await asyncio.get_running_loop().run_in_executor(self._hand, action)
+
+    async def _guarded(
+        self, what: str, work: Coroutine[Any, Any, object], timeout_s: float | None = None
+    ) -> None:
+        """The run goes on without this, and the verdict says so."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await work
+        except TimeoutError as error:
+            self._trouble("stuck", f"{what}: {error!r} after {timeout_s} s")
+        except Exception as error:
+            logger.exception("%s failed", what)
+            self._trouble("broken", f"{what}: {error!r}")
+
+    def _trouble(self, kind: str, text: str) -> None:
+        self._outcome.anomalies.append(Anomaly(kind, text))
+        self._timeline.mark(self._clock(), "trouble", f"{kind}: {text}")
+        self._tools.say(f"  {kind}: {text}")
+
+    def _phase(self, name: str) -> None:
+        self._timeline.mark(self._clock(), "phase", name)

@@ -1,0 +1,158 @@
+"""What happened in a run, by the second: faults, leaders, throughput, latency. (Pure.)
+
+Times are those of the history. Marks are noted by the runner; everything else is counted from the
+history afterwards. A *gap* is a time without any acknowledged record.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil
+from typing import Literal
+
+from raftq.chaos.history import Call, Delivery, History, Publish, Receive
+
+MarkKind = Literal["phase", "fault", "heal", "leader", "trouble"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something worth a line in the picture."""
+
+    at: float
+    kind: MarkKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A fault from its injection to its end."""
+
+    began: float
+    ended: float
+    name: str
+    text: str
+    majority: bool = True
+    """Whether a majority stayed whole and in touch."""
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Marks and faults of one run, from `began` to `ended`."""
+
+    began: float = 0.0
+    ended: float = 0.0
+    marks: list[Mark] = field(default_factory=list)
+    faults: list[Span] = field(default_factory=list)
+
+    def mark(self, at: float, kind: MarkKind, text: str) -> None:
+        self.marks.append(Mark(at, kind, text))
+
+    def of(self, kind: MarkKind) -> list[Mark]:
+        return [one for one in self.marks if one.kind == kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """What was answered in one second of a run."""
+
+    number: int
+    done: int
+    """Calls that were answered with ok, and records that were given out."""
+    acknowledged: int
+    """Records among them that were appended."""
+    failed: int
+    """Calls that failed, or ended nobody knows how."""
+    worst_ms: float
+    """Of the appended records, from the sending to the answer."""
+    median_ms: float
+
+
+def seconds_of(history: History, began: float, ended: float) -> list[Second]:
+    """A run by seconds; the last one may be short."""
+    count = max(1, ceil(ended - began))
+    done, failed = [0] * count, [0] * count
+    waits: list[list[float]] = [[] for _ in range(count)]
+    for one in history.operations:
+        at = one.ended if isinstance(one, Call) else one.at
+        if at is None or not began <= at < began + count:
+            continue
+        number = int(at - began)
+        if isinstance(one, Call):
+            if one.status != "ok":
+                failed[number] += 1
+                continue
+            done[number] += 1
+            if isinstance(one, Publish):
+                waits[number].append((at - one.at) * 1000)
+        elif isinstance(one, Delivery | Receive):
+            done[number] += 1
+    return [
+        Second(
+            number,
+            done[number],
+            len(waits[number]),
+            failed[number],
+            max(waits[number], default=0.0),
+            percentile(waits[number], 0.5),
+        )
+        for number in range(count)
+    ]
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """The smallest value that is not below this share of all; 0 of none."""
+    ordered = sorted(values)
+    if not ordered:
+        return 0.0
+    return ordered[min(len(ordered) - 1, max(0, ceil(share * len(ordered)) - 1))]
+
+
+def gaps(history: History, began: float, ended: float) -> list[tuple[float, float]]:
+    """Times between two acknowledged records, and before the first and after the last."""
+    moments = sorted(
+        one.ended
+        for one in history.of(Publish)
+        if one.status == "ok" and one.ended is not None and began < one.ended < ended
+    )
+    edges = [began, *moments, ended]
+    return list(pairwise(edges))
+
+
+def worst_gap(history: History, began: float, ended: float) -> float:
+    return max((end - start for start, end in gaps(history, began, ended)), default=0.0)
+
+
+def first_answer_after(history: History, moment: float) -> float | None:
+    """Seconds until a record was acknowledged that was sent after a moment."""
+    answers = [
+        one.ended
+        for one in history.of(Publish)
+        if one.status == "ok" and one.at >= moment and one.ended is not None
+    ]
+    return min(answers) - moment if answers else None
+
+
+def slowest_window(seconds: Sequence[Second], width: int = 10) -> float:
+    """The least operations per second in any window of this many whole seconds."""
+    if not seconds:
+        return 0.0
+    width = min(width, len(seconds))
+    counts = [one.done for one in seconds]
+    sums = (sum(counts[at : at + width]) for at in range(len(counts) - width + 1))
+    return min(sums) / width
+
+
+def without(
+    whole: tuple[float, float], holes: Iterable[tuple[float, float]]
+) -> tuple[tuple[float, float], ...]:
+    """What is left of a time when others are taken out of it."""
+    left = []
+    at, end = whole
+    for start, stop in sorted(holes):
+        if at < min(start, end):
+            left.append((at, min(start, end)))
+        at = max(at, stop)
+    if at < end:
+        left.append((at, end))
+    return tuple(left)
