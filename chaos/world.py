@@ -11,7 +11,7 @@ back on it. So cutting `(1, 2)` but not `(2, 1)` lets node 2 still ask node 1.
 Calls block, and are made from one thread at a time.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from random import Random
 from typing import Protocol, runtime_checkable
@@ -131,6 +131,9 @@ class World(Protocol):
 
     def leader(self, topic: str, partition: int) -> int | None:
         """As most nodes know it, asked past the proxies; None when nobody leads or answers."""
+
+    def leaders(self) -> Mapping[tuple[str, int], int]:
+        """Topic and partition -> leader, of all topics but internal ones that somebody leads."""
 
     def controller(self) -> int | None:
         """The node that leads the metadata's consensus, asked past the proxies."""

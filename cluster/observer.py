@@ -37,7 +37,7 @@ from raftq.cluster.commands import Command, encode_command
 from raftq.cluster.metadata_copy import MetadataCopy
 from raftq.cluster.metadata_handlers import decode_watched, unpack_result
 from raftq.cluster.metadata_log import PROPOSE_S, ControllerSubscriber, Subscriber, Watched
-from raftq.cluster.state import ClusterState
+from raftq.cluster.state import AddressOf, ClusterState, own_address
 from raftq.cluster.waiting import wait_for_event
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class ObserverMetadata:
     `on_fatal` is called when the copy can no longer be trusted: the process should end.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what an observer is made of
         self,
         cluster_id: str,
         seeds: Sequence[str],
@@ -69,6 +69,7 @@ class ObserverMetadata:
         voters: Sequence[int] = (),
         rng: Random | None = None,
         on_fatal: Callable[[BaseException], None] | None = None,
+        address_of: AddressOf = own_address,
     ) -> None:
         self._cluster_id = cluster_id
         self._seeds = [_address(one) for one in seeds]
@@ -81,6 +82,7 @@ class ObserverMetadata:
         self._has_state = asyncio.Event()
         self._stopping = asyncio.Event()
         self._on_fatal = on_fatal
+        self._address_of = address_of
         self._tried = 0
         self._whole = True
         """Whether to ask for the whole state."""
@@ -223,7 +225,7 @@ class ObserverMetadata:
 
     def _addresses(self) -> list[tuple[str, int]]:
         nodes = self.state.nodes
-        known = [(nodes[one].host, nodes[one].port) for one in self._voters if one in nodes]
+        known = [self._address_of(nodes[one]) for one in self._voters if one in nodes]
         return list(dict.fromkeys([*known, *self._seeds]))
 
     async def _follow(self) -> None:

@@ -160,6 +160,7 @@ class Node:
                 voters=tuple(config.voters),
                 rng=self._rng,
                 on_fatal=self.fail,
+                address_of=self._address_of,
             )
         raft = ConsensusConfig(
             node_id=str(config.node_id),
@@ -170,7 +171,7 @@ class Node:
             bind_address=str(config.raft),
             times=config.raft_times,
         )
-        return VoterMetadata(raft, config.cluster_id, on_fatal=self.fail)
+        return VoterMetadata(raft, config.cluster_id, disk=self.disk, on_fatal=self.fail)
 
     def _peer_options(self) -> ConnectionOptions:
         """Of connections to other nodes."""
@@ -373,7 +374,7 @@ class Node:
         return RegisterNode(
             node_id=config.node_id,
             host=config.host,
-            port=self.native_port,
+            port=config.advertised_port or self.native_port,
             http_port=self.http_port,
             raft_address=config.raft_address if config.is_voter else "",
             rack=config.rack,

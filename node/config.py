@@ -126,6 +126,8 @@ class NodeConfig:
     """What fails together: replicas are spread over racks first."""
     advertised_host: str | None = None
     """The name under which clients and nodes reach this one; `native.host` when None."""
+    advertised_port: int | None = None
+    """The native port under which they reach it, where a proxy stands before the listener's."""
     native: Address = Address(LOOPBACK, 7070)
     """Listener of the native protocol; port 0 takes a free one."""
     http: Address | None = Address(LOOPBACK, 8080)
@@ -174,6 +176,8 @@ class NodeConfig:
     def _own_problems(self) -> Iterator[str]:
         yield from _outside(self, node_id=(0, NODE_ID_MAX), heartbeat_ms=(1, HOUR_MS))
         yield from _outside(self, drain_ms=(0, HOUR_MS))
+        if self.advertised_port is not None:
+            yield from _outside(self, advertised_port=(1, 65535))
         if len(self.secret) < SECRET_BYTES_MIN:
             yield f"secret must have at least {SECRET_BYTES_MIN} bytes"
         if not self.data_dir:

@@ -45,7 +45,7 @@ def ready_facts(config: NodeConfig, node: Any) -> dict[str, Any]:
     return {
         "node_id": config.node_id,
         "pid": os.getpid(),
-        "native": str(Address(config.host, node.native_port)),
+        "native": str(Address(config.host, config.advertised_port or node.native_port)),
         "http": http,
         "raft": config.raft_address if config.is_voter else None,
     }

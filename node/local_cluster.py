@@ -269,8 +269,7 @@ class LocalCluster:
         return placed
 
     def _write_files(self) -> None:
-        """An even number of voters is no gain: the last node then only follows the metadata."""
-        voters = min(self._count - 1 + self._count % 2, VOTERS_MAX)
+        voters = voter_count(self._count)
         seats = ",".join(f"{one}={self.nodes[one].raft}" for one in self.ids[:voters])
         own = self._links(self.nodes) if self._links is not None else {}
         for node_id, node in self.nodes.items():
@@ -365,6 +364,11 @@ class LocalCluster:
     def _check_id(self, node_id: int) -> None:
         if node_id not in self.ids:
             raise InvalidArgument(f"there is no node {node_id}, only 1 to {self._count}")
+
+
+def voter_count(nodes: int) -> int:
+    """An even number of voters is no gain: the last node then only follows the metadata."""
+    return min(nodes - 1 + nodes % 2, VOTERS_MAX)
 
 
 def kill_node(directory: str, node_id: int) -> int:
