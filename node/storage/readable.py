@@ -197,7 +197,9 @@ class ReadableLog:
 
     def _check_range(self, offset: int) -> None:
         if not self.start_offset <= offset <= self.end_offset:
-            raise OffsetOutOfRange(self._range_text(offset))
+            raise OffsetOutOfRange(self._range_text(offset)).with_details(
+                start_offset=self.start_offset, end_offset=self.end_offset
+            )
 
     def _range_text(self, offset: int) -> str:
         return (

@@ -1,0 +1,249 @@
+"""Reading back what a healed cluster holds: logs as clients see them, copies as nodes have them.
+(Shell.)
+
+Everything here waits for a cluster that still comes to rest, until a deadline on the loop's clock,
+and raises NotDrained with the last problem when it does not.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+from typing import Any
+
+from raftq.chaos.history import Final, Letter, Partition
+from raftq.chaos.scene import NotDrained, Scene
+from raftq.client.admin import Admin
+from raftq.client.connection import Connection, ConnectionOptions
+from raftq.client.consumer import Consumer
+from raftq.client.options import addresses
+from raftq.client.results import Record, TopicDescription
+from raftq.client.tasks import pause
+from raftq.client.wire.batch import Batch
+from raftq.client.wire.errors import OffsetOutOfRange, RaftqError, UnknownPartition
+from raftq.client.wire.node_messages import ReadReplica
+from raftq.client.wire.proof import cluster_proof
+
+STRANDS = ("data", "ledger", "delays")
+LOOK_EVERY_S = 0.2
+SETTLE_S = 20.0
+"""For how long copies may still differ: a follower may be some batches behind."""
+
+Rows = list[tuple[int, str]]
+Copies = dict[int, Rows]
+
+
+async def until(
+    condition: Callable[[], Awaitable[str]], deadline: float, what: str = "the cluster"
+) -> None:
+    """Wait until `condition` says nothing. It says what is still missing; errors count as that."""
+    loop = asyncio.get_running_loop()
+    missing = "was not looked at"
+    while True:
+        try:
+            # A node that hangs must not hold up the end of the wait.
+            async with asyncio.timeout_at(deadline):
+                missing = await condition()
+        except RaftqError as error:
+            missing = repr(error)
+        except TimeoutError:
+            missing = f"no answer ({missing})"
+        if not missing:
+            return
+        if loop.time() >= deadline:
+            raise NotDrained(f"{what} is not as it should be in time: {missing}")
+        await pause(LOOK_EVERY_S)
+
+
+async def whole(admin: Admin, topic: str, deadline: float) -> TopicDescription:
+    """The topic, once every partition has a leader and all its copies are in sync."""
+    found: list[TopicDescription] = []
+
+    async def is_whole() -> str:
+        found[:] = [await admin.describe_topic(topic)]
+        for one in found[0].partitions:
+            if one.leader is None or one.high_watermark is None or one.target:
+                return f"partition {one.partition} is {one}"
+            if set(one.isr) != set(one.replicas):
+                return f"partition {one.partition}: in sync are {one.isr} of {one.replicas}"
+        return ""
+
+    await until(is_whole, deadline, f"topic {topic}")
+    return found[0]
+
+
+async def read_topic(scene: Scene, topic: str, deadline: float) -> dict[int, list[Record]]:
+    """Every readable record of a topic, by partition, in order."""
+    async with Admin(scene.bootstrap) as admin:
+        described = await whole(admin, topic, deadline)
+    ends = {one.partition: one.high_watermark or 0 for one in described.partitions}
+    found: dict[int, list[Record]] = {number: [] for number in ends}
+    async with Consumer(scene.bootstrap) as consumer:
+        await consumer.assign([(topic, number) for number in ends])
+        for number in ends:
+            await consumer.seek(topic, number, to="earliest")
+
+        async def is_read() -> str:
+            for one in await consumer.poll(max_records=5000, timeout=1.0):
+                found[one.partition].append(one)
+            for number, end in ends.items():
+                position = await consumer.position(topic, number)
+                if position < end:
+                    return f"partition {number} is read up to {position} of {end}"
+            return ""
+
+        for _ in range(1_000_000):  # without a pause while there is more
+            before = sum(map(len, found.values()))
+            if not await _quietly(is_read) or sum(map(len, found.values())) == before:
+                break
+        await until(is_read, deadline, f"reading {topic}")
+    return found
+
+
+async def _quietly(condition: Callable[[], Awaitable[str]]) -> str:
+    try:
+        return await condition()
+    except RaftqError as error:
+        return repr(error)
+
+
+async def read_back(scene: Scene, topic: str, final: Final, deadline: float) -> None:
+    """Take the topic's logs and all their copies into `final`."""
+    records = await read_topic(scene, topic, deadline)
+    for number, rows in records.items():
+        final.logs[topic, number] = [(one.offset, one.value.decode()) for one in rows]
+    async with Admin(scene.bootstrap) as admin:
+        described = await whole(admin, topic, deadline)
+    if scene.secret:
+        await read_copies(scene, described, final, deadline)
+
+
+async def read_letters(scene: Scene, topic: str, final: Final, deadline: float) -> None:
+    """Take the dead letters of a topic into `final`."""
+    dead = f"{topic}.dlq"
+    async with Admin(scene.bootstrap) as admin:
+        if dead not in await admin.list_topics():
+            return
+    for rows in (await read_topic(scene, dead, deadline)).values():
+        final.letters += [letter_of(one.value, one.headers) for one in rows]
+
+
+def letter_of(value: bytes, headers: Mapping[str, bytes]) -> Letter:
+    """A dead letter, from the headers it has."""
+    said = {name: text.decode() for name, text in headers.items()}
+    return Letter(
+        topic=said["x-dlq-topic"],
+        partition=int(said["x-dlq-partition"]),
+        offset=int(said["x-dlq-offset"]),
+        group=said["x-dlq-group"],
+        value=value.decode(),
+        attempts=int(said["x-dlq-attempts"]),
+        reason=said["x-dlq-reason"],
+    )
+
+
+# Copies.
+
+
+async def read_copies(scene: Scene, topic: TopicDescription, final: Final, deadline: float) -> None:
+    """Every log of every partition as each of its nodes has it, once they agree.
+
+    When they do not agree for a long time they are taken as they are, for the checkers.
+    """
+    loop = asyncio.get_running_loop()
+    settled_at = min(deadline, loop.time() + SETTLE_S)
+    for one in topic.partitions:
+        place = (topic.name, one.partition)
+        for number, strand in enumerate(STRANDS):
+            copies: Copies = {}
+
+            async def are_same(
+                number: int = number, nodes: tuple[int, ...] = one.replicas,
+                place: Partition = place, copies: Copies = copies,
+            ) -> str:  # fmt: skip
+                copies.clear()
+                for node in nodes:
+                    copies[node] = await read_copy(scene, node, topic.topic_id, place[1], number)
+                return "" if _agree(copies) else f"copies of {place} differ"
+
+            try:
+                await until(are_same, settled_at, f"{strand} of {place}")
+            except NotDrained:
+                if set(copies) != set(one.replicas):
+                    raise
+            if any(copies.values()):
+                final.copies[(*place, strand)] = dict(copies)
+
+
+def _agree(copies: Copies) -> bool:
+    start = max((rows[0][0] for rows in copies.values() if rows), default=0)
+    same = [[row for row in rows if row[0] >= start] for rows in copies.values()]
+    return all(rows == same[0] for rows in same)
+
+
+async def read_copy(scene: Scene, node: int, topic_id: int, partition: int, strand: int) -> Rows:
+    """Base offset and digest of every batch in a node's own copy; [] when it has no such log."""
+    rows: Rows = []
+    offset = 0
+    async with _as_node(scene, scene.direct[node]) as connection:
+        while True:
+            request = ReadReplica(topic_id, partition, offset, 1 << 20, strand)
+            try:
+                raw = (await connection.request(request, timeout_s=10.0)).raw
+            except UnknownPartition:
+                if strand == 0:
+                    raise
+                return []
+            except OffsetOutOfRange as error:
+                start = error.details.get("start_offset")
+                if rows or not isinstance(start, int) or start <= offset:
+                    raise
+                offset = start  # the beginning was cut off
+                continue
+            if not len(raw):
+                return rows
+            for base, end, digest in _batches(raw):
+                if base >= offset or not rows:
+                    rows.append((base, digest))
+                offset = max(offset, end)
+
+
+def _batches(raw: memoryview) -> list[tuple[int, int, str]]:
+    found: list[tuple[int, int, str]] = []
+    at = 0
+    while at < len(raw):
+        batch = Batch(raw, at)
+        data = raw[at : at + batch.length]
+        found.append(
+            (batch.base_offset, batch.end_offset, blake2b(data, digest_size=8).hexdigest())
+        )
+        at += batch.length
+    return found
+
+
+@asynccontextmanager
+async def _as_node(scene: Scene, address: str) -> AsyncIterator[Connection]:
+    """A connection of one who belongs to the cluster; its name is in the answer to any caller."""
+    ((host, port),) = addresses(address)
+    async with await Connection.open(host, port, ConnectionOptions(connect_ms=2_000)) as asking:
+        assert asking.hello is not None
+        proof = cluster_proof(scene.secret, asking.hello.cluster_id)
+    options = ConnectionOptions(name="readback", role="node", cluster_proof=proof, connect_ms=2_000)
+    async with await Connection.open(host, port, options) as connection:
+        yield connection
+
+
+def deadline_of(scene: Scene) -> float:
+    """Of a workload's whole end, from now on."""
+    return asyncio.get_running_loop().time() + scene.drain_s
+
+
+def unique(scene: Scene, name: str) -> str:
+    """A name that no other run or workload has."""
+    return f"{name}-{scene.rng.randrange(1 << 40):010x}"
+
+
+async def create_topic(scene: Scene, topic: str, **settings: Any) -> None:
+    """Create a topic on a cluster that may have started this moment."""
+    async with Admin(scene.bootstrap, timeout_ms=20_000) as admin:
+        await admin.create_topic(topic, **settings)

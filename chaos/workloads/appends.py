@@ -1,0 +1,89 @@
+"""Appends: idempotent producers with values of their own, and readers that follow. (Shell.)"""
+
+from collections.abc import Mapping
+
+from raftq.chaos.history import Final, Partition, Publish
+from raftq.chaos.readback import create_topic, deadline_of, read_back, unique
+from raftq.chaos.scene import Scene
+from raftq.chaos.workloads.reading import Lookout, Reader, run_all
+from raftq.chaos.workloads.sending import Make, Sender
+from raftq.client.wire.errors import Detail
+
+COPIES = 3
+
+
+class Appends:
+    """Every producer writes to all partitions in turn; every reader reads all of them."""
+
+    def __init__(  # noqa: PLR0913 - what may be varied
+        self,
+        name: str = "appends",
+        *,
+        partitions: int = 3,
+        producers: int = 3,
+        readers: int = 2,
+        per_second: float = 40.0,
+        config: Mapping[str, Detail] | None = None,
+    ) -> None:
+        """`per_second` is of each producer; `config` of the topic."""
+        self.name = name
+        self.topic = ""
+        self._partitions = partitions
+        self._producers = producers
+        self._readers = readers
+        self._per_second = per_second
+        self._config = dict(config or {})
+        self._places: list[Partition] = []
+        self._senders: list[Sender] = []
+        self._reading: list[Reader] = []
+
+    async def prepare(self, scene: Scene) -> None:
+        self.topic = unique(scene, self.name)
+        await create_topic(
+            scene,
+            self.topic,
+            partitions=self._partitions,
+            replication=min(COPIES, len(scene.direct)),
+            config=self._config,
+        )
+        self._places = [(self.topic, number) for number in range(self._partitions)]
+        for number in range(self._producers):
+            client = f"{self.topic} p{number}"
+            self._senders.append(
+                Sender(scene, client, self._maker(scene, client), self._per_second)
+            )
+        for number in range(self._readers):
+            self._reading.append(Reader(scene, f"{self.topic} r{number}", self._places))
+
+    def _maker(self, scene: Scene, client: str) -> Make:
+        def make(number: int) -> Publish:
+            partition = number % self._partitions
+            return Publish(
+                client=client,
+                topic=self.topic,
+                partition=partition,
+                at=scene.clock(),
+                value=f"{client} {number}",
+            )
+
+        return make
+
+    async def run(self, scene: Scene) -> None:
+        lookouts = [Lookout(scene, node, self._places) for node in scene.direct]
+        await run_all(*(one.run() for one in (*self._senders, *self._reading, *lookouts)))
+
+    async def finish(self, scene: Scene, final: Final) -> None:
+        deadline = deadline_of(scene)
+        try:
+            await run_all(*(one.close() for one in self._senders))
+            await read_back(scene, self.topic, final, deadline)
+            ends = {
+                place: final.logs[place][-1][0] + 1 if final.logs[place] else 0
+                for place in self._places
+            }
+            for reader in self._reading:
+                await reader.finish(ends, deadline)
+                final.read[reader.name] = [self.topic]
+        finally:
+            for one in (*self._senders, *self._reading):
+                await one.close()

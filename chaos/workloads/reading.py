@@ -1,0 +1,144 @@
+"""Readers of whole topics, without a group, and a lookout at every node. (Shell.)"""
+
+import asyncio
+from collections.abc import Sequence
+
+from raftq.chaos.history import Partition, Receive, Sighting
+from raftq.chaos.readback import until
+from raftq.chaos.scene import Scene
+from raftq.client.connection import Connection, ConnectionOptions
+from raftq.client.consumer import Consumer
+from raftq.client.options import addresses
+from raftq.client.tasks import pause
+from raftq.client.wire.batch import Batch
+from raftq.client.wire.errors import RaftqError
+from raftq.client.wire.messages import Fetch, FetchedPartition, FetchPartition, FetchReply
+
+ERROR_PAUSE_S = 0.1
+LOOK_EVERY_S = 0.25
+ANSWER_S = 2.0
+
+
+class Reader:
+    """Reads some partitions from the start, in order, each record once; a group of one."""
+
+    def __init__(self, scene: Scene, name: str, places: Sequence[Partition]) -> None:
+        self.name = name
+        self._scene = scene
+        self._places = list(places)
+        self._consumer = Consumer(scene.bootstrap, name=name, fetch_wait_ms=300)
+
+    async def run(self) -> None:
+        await self._consumer.assign(self._places)
+        while not self._scene.stopping.is_set():
+            await self._step()
+
+    async def _step(self) -> None:
+        try:
+            records = await self._consumer.poll(max_records=1000, timeout=0.5)
+        except RaftqError:
+            await pause(ERROR_PAUSE_S)
+            return
+        at = self._scene.clock()
+        for one in records:
+            self._scene.history.add(
+                Receive(
+                    client=self.name,
+                    topic=one.topic,
+                    partition=one.partition,
+                    at=at,
+                    group=self.name,
+                    offset=one.offset,
+                    value=one.value.decode(),
+                )
+            )
+
+    async def finish(self, ends: dict[Partition, int], deadline: float) -> None:
+        """Read on up to these offsets."""
+
+        async def is_read() -> str:
+            await self._step()
+            for place in self._places:
+                position = await self._consumer.position(*place)
+                if position < ends[place]:
+                    return f"{place} is read up to {position} of {ends[place]}"
+            return ""
+
+        await until(is_read, deadline, self.name)
+
+    async def close(self) -> None:
+        await self._consumer.close()
+
+
+class Lookout:
+    """Asks one node, past all proxies, for the latest of some partitions, again and again.
+
+    Where it answers it says that it leads, in which epoch and how far that can be read.
+    """
+
+    def __init__(self, scene: Scene, node: int, places: Sequence[Partition]) -> None:
+        self._scene = scene
+        self._node = node
+        self._places = list(places)
+        self._seen: dict[Partition, int] = {}
+
+    async def run(self) -> None:
+        ((host, port),) = addresses(self._scene.direct[self._node])
+        options = ConnectionOptions(name="lookout", connect_ms=1_000)
+        while not self._scene.stopping.is_set():
+            try:
+                async with await Connection.open(host, port, options) as connection:
+                    while not self._scene.stopping.is_set():
+                        await self._look(connection)
+                        await pause(LOOK_EVERY_S)
+            except RaftqError:
+                await pause(LOOK_EVERY_S)
+
+    async def _look(self, connection: Connection) -> None:
+        at = self._scene.clock()
+        asked = Fetch(
+            tuple(
+                FetchPartition(*place, max(0, self._seen.get(place, 0) - 1))
+                for place in self._places
+            )
+        )
+        reply = await connection.request(asked, timeout_s=ANSWER_S)
+        for one in reply.message.partitions:
+            self._note(one, reply.raw, at)
+
+    def _note(self, one: FetchedPartition, raw: memoryview, at: float) -> None:
+        place = (one.topic, one.partition)
+        if one.error:
+            self._seen.pop(place, None)  # it does not lead, or has less than another had
+            return
+        self._seen[place] = one.high_watermark
+        noted = Sighting(
+            client=f"lookout at {self._node}",
+            topic=one.topic,
+            partition=one.partition,
+            at=at,
+            node=self._node,
+            epoch=one.epoch,
+            high_watermark=one.high_watermark,
+            end_offset=_end_of(raw[one.start : one.start + one.length]),
+        )
+        noted.end("ok", self._scene.clock())
+        self._scene.history.add(noted)
+
+
+def _end_of(raw: memoryview) -> int:
+    """Where the whole batches end."""
+    end, at = 0, 0
+    while at + 88 <= len(raw):
+        batch = Batch(raw, at)
+        at += batch.length
+        if at <= len(raw):
+            end = batch.end_offset
+    return end
+
+
+async def run_all(*work: "asyncio._CoroutineLike[None]") -> None:
+    """All at once; when one fails all end, and the failure is raised."""
+    async with asyncio.TaskGroup() as group:
+        for one in work:
+            group.create_task(one)
