@@ -114,7 +114,8 @@ class ProxiedCluster:
 
     @property
     def abilities(self) -> frozenset[str]:
-        return frozenset({CLOCK} if self._toxiproxy is None else {CLOCK, TOXIPROXY})
+        """Known before it is started, too."""
+        return frozenset({CLOCK} if self._program is None else {CLOCK, TOXIPROXY})
 
     @property
     def bootstrap(self) -> str:
