@@ -67,6 +67,20 @@ def to_arrow(batch: Batch) -> Any:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
+def column(batch: Batch, name: str) -> Any:
+    """One column of SCHEMA; the others are not looked at."""
+    body, base = batch.body()
+    if name == "offset":
+        return _numbers(batch.offsets())
+    if name == "priority":
+        return _repeated(_INT8, batch.lane, batch.count)
+    whole = pa.py_buffer(body)
+    if name == "value":
+        return _binary(batch, "values", whole, base, None)
+    makers = {"key": _keys, "timestamp": _timestamps, "headers": _headers}
+    return makers[name](batch, whole, base)
+
+
 class Rows:
     """Records of one partition, put together from batches to the chunks of one table.
 

@@ -1,0 +1,117 @@
+"""Fetched batches as the Arrow batches that Spark wants. (Pure.)
+
+Only the columns that are asked for are looked at. Log batches are put together to Arrow batches of
+a few megabytes, column by column: a Python object is made per log batch, never per record, except
+for headers, which have to be unpacked. Types are those of Spark, which takes no others:
+
+    key, value   binary                topic      string
+    partition    int32                 offset     int64
+    timestamp    timestamp[us, UTC]    priority   int8
+    headers      list<struct<key: string, value: binary>>, null for a record without headers
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from raftq.client.records import cut
+from raftq.client.spark.options import COLUMNS, HEADERS
+from raftq.client.wire.arrow import column
+from raftq.client.wire.batch import Batch
+from raftq.client.wire.errors import InvalidArgument
+from raftq.client.wire.record import unpack_headers
+
+HEADER_TYPE: Any = pa.list_(
+    pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+)
+TYPES: dict[str, Any] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "priority": pa.int8(),
+    HEADERS: HEADER_TYPE,
+}
+assert set(TYPES) == {*COLUMNS, HEADERS}
+_CONSTANT = ("topic", "partition")
+
+
+class Gathered:
+    """Records of one partition on their way into one Arrow batch."""
+
+    __slots__ = ("_chunks", "_partition", "_schema", "_topic", "rows", "size")
+
+    def __init__(self, topic: str, partition: int, fields: Sequence[tuple[str, bool]]) -> None:
+        """`fields` are names and whether they may be null, in Spark's order."""
+        self._topic = topic
+        self._partition = partition
+        self._schema: Any = pa.schema(
+            [pa.field(name, TYPES[name], nullable) for name, nullable in fields]
+        )
+        self._clear()
+
+    def _clear(self) -> None:
+        self._chunks: dict[str, list[Any]] = {
+            name: [] for name in self._schema.names if name not in _CONSTANT
+        }
+        self.rows = 0
+        self.size = 0
+
+    def add(self, batch: Batch, start: int, end: int) -> None:
+        """The records of a batch whose offsets are in [start, end), its checksum compared."""
+        batch.check_crc()
+        first, stop = cut(batch, start), batch.count
+        if batch.end_offset > end:
+            stop = cut(batch, end)
+        if first >= stop:
+            return
+        whole = stop - first == batch.count
+        for name, chunks in self._chunks.items():
+            made = column(batch, name)
+            chunks.append(made if whole else made.slice(first, stop - first))
+        self.rows += stop - first
+        self.size += batch.length
+
+    def take(self) -> Any:
+        """A `pyarrow.RecordBatch` of what was added since the last one."""
+        arrays = [self._array(name) for name in self._schema.names]
+        if not arrays:
+            raise InvalidArgument("a read needs at least one column")
+        made = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        self._clear()
+        return made
+
+    def _array(self, name: str) -> Any:
+        if name == "topic":
+            return pa.repeat(pa.scalar(self._topic, pa.string()), self.rows)
+        if name == "partition":
+            return pa.repeat(pa.scalar(self._partition, pa.int32()), self.rows)
+        chunks = self._chunks[name]
+        made = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+        if name == "timestamp":
+            return made.cast(TYPES["timestamp"])
+        return unpacked(made) if name == HEADERS else made
+
+
+def unpacked(packed: Any) -> Any:
+    """Headers as they are stored (a msgpack map, or null) as a list of names and values."""
+    ends, missing = array("i", [0]), []
+    names: list[str] = []
+    values: list[bytes] = []
+    for one in packed.to_pylist():
+        headers = unpack_headers(one) if one else {}
+        names += headers
+        values += headers.values()
+        ends.append(len(names))
+        missing.append(not headers)
+    pairs = pa.StructArray.from_arrays(
+        [pa.array(names, pa.string()), pa.array(values, pa.binary())],
+        fields=list(HEADER_TYPE.value_type),
+    )
+    places = pa.array(ends, pa.int32())
+    mask = pa.array(missing, pa.bool_())
+    return pa.ListArray.from_arrays(places, pairs, type=HEADER_TYPE, mask=mask)

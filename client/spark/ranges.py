@@ -1,0 +1,103 @@
+"""Which offsets a Spark job reads: ranges, their split into tasks, and rate limits. (Pure.)
+
+    selection (options) ──> ends of each partition ──> one Range each ──split──> tasks
+
+Ranges are half-open. All of it is a function of its arguments alone: a micro-batch that is planned
+again after a restart gives the same tasks with the same records in the same order.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from raftq.client.wire.errors import InvalidArgument
+
+Key = tuple[str, int]
+Offsets = dict[Key, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The records of one partition in [start, end)."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+    def describe(self) -> str:
+        return f"{self.topic}/{self.partition} [{self.start}, {self.end})"
+
+
+def between(start: Mapping[Key, int], end: Mapping[Key, int]) -> list[Range]:
+    """The ranges that are not empty. A partition that `start` does not know is new: all of it."""
+    found = []
+    for key in sorted(end):
+        first = start.get(key, 0)
+        if first < end[key]:
+            found.append(Range(*key, first, end[key]))
+    return found
+
+
+def split(ranges: Iterable[Range], parts_min: int = 0, records_max: int = 0) -> list[Range]:
+    """Cut ranges so that there are about `parts_min` of them, by size, and none is longer than
+    `records_max`; 0 leaves them as they are."""
+    whole = list(ranges)
+    total = sum(one.size for one in whole)
+    found = []
+    for one in whole:
+        pieces = 1
+        if parts_min > len(whole) and total:
+            pieces = max(1, round(one.size * parts_min / total))
+        if records_max:
+            pieces = max(pieces, -(-one.size // records_max))
+        found += _cut(one, min(pieces, one.size))
+    return found
+
+
+def _cut(one: Range, pieces: int) -> list[Range]:
+    if pieces <= 1:
+        return [one]
+    cuts = [one.start + one.size * at // pieces for at in range(pieces + 1)]
+    return [Range(one.topic, one.partition, first, end) for first, end in pairwise(cuts)]
+
+
+def admit(start: Mapping[Key, int], end: Mapping[Key, int], records_max: int) -> Offsets:
+    """How far to read when only so many records may be: each partition by its share of what is
+    there, at least one record of each that has some."""
+    sizes = {key: max(end[key] - start.get(key, 0), 0) for key in sorted(end)}
+    total = sum(sizes.values())
+    if total <= records_max:
+        return dict(end)
+    admitted = {}
+    for key, size in sizes.items():
+        share = max(size * records_max // total, 1) if size else 0
+        admitted[key] = start.get(key, 0) + min(share, size)
+    return admitted
+
+
+def to_json(offsets: Mapping[Key, int]) -> dict[str, dict[str, int]]:
+    """As Spark keeps them in its checkpoint. Spark compares the text, so keys are in order."""
+    found: dict[str, dict[str, int]] = {}
+    for topic, partition in sorted(offsets):
+        found.setdefault(topic, {})[str(partition)] = offsets[topic, partition]
+    return found
+
+
+def from_json(told: object) -> Offsets:
+    """What `to_json` made, or a user wrote: {"topic": {"0": 23}}."""
+    found: Offsets = {}
+    if not isinstance(told, dict):
+        raise InvalidArgument(f"offsets are like {{'topic': {{'0': 23}}}}, not {told!r}")
+    for topic, parts in told.items():
+        if not isinstance(parts, dict):
+            raise InvalidArgument(f"the offsets of {topic!r} are like {{'0': 23}}, not {parts!r}")
+        for partition, offset in parts.items():
+            if not str(partition).isdecimal() or type(offset) is not int:
+                raise InvalidArgument(f"{topic!r}: {partition!r}: {offset!r} is no offset")
+            found[topic, int(partition)] = offset
+    return found

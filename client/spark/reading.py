@@ -1,0 +1,139 @@
+"""Shell: one task of a read: the records of a range, straight from whoever leads the partition.
+
+A leader that goes away is the client's business: it finds the next one, and the task only waits.
+What the log no longer has is told apart from what it never had: offsets below its first one are
+lost to retention; a jump between two batches is a gap that compaction or a control record left.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from raftq.client.blocking import Consumer
+from raftq.client.spark.columns import Gathered
+from raftq.client.spark.ranges import Range
+from raftq.client.wire.errors import OffsetOutOfRange, RaftqError, RequestTimeout
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+PREFETCHED = 3  # fetches that may be under way or wait while one is handed to Spark
+
+
+class DataLoss(OffsetOutOfRange):
+    """Records that a job was to read are gone."""
+
+    code = "spark_data_loss"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """Everything an executor needs to read a range; travels pickled."""
+
+    bootstrap: str
+    range: Range
+    fail_on_data_loss: bool
+    fetch_bytes: int
+    batch_bytes: int
+    poll_timeout_ms: int
+
+
+def read(task: ReadTask, fields: Sequence[tuple[str, bool]]) -> Iterator[Any]:
+    """The records of the range as `pyarrow.RecordBatch`es with these fields."""
+    wanted = task.range
+    gathered = Gathered(wanted.topic, wanted.partition, fields)
+    with _consumer(task) as consumer:
+        consumer.assign([(wanted.topic, wanted.partition)])
+        consumer.seek(wanted.topic, wanted.partition, offset=wanted.start)
+        yield from _Reading(task, consumer, gathered).batches()
+
+
+def _consumer(task: ReadTask) -> Consumer:
+    prefetch = PREFETCHED * task.fetch_bytes
+    return Consumer(
+        task.bootstrap,
+        name="spark",
+        reset="none",
+        fetch_bytes=task.fetch_bytes,
+        prefetch_bytes_partition=prefetch,
+        prefetch_bytes=prefetch,
+        bootstrap_ms=task.poll_timeout_ms,
+    )
+
+
+class _Reading:
+    """A range that is being read, from `position` on."""
+
+    def __init__(self, task: ReadTask, consumer: Consumer, gathered: Gathered) -> None:
+        self._task = task
+        self._range = task.range
+        self._consumer = consumer
+        self._gathered = gathered
+        self.position = task.range.start
+        self._moved_at = perf_counter()
+
+    def batches(self) -> Iterator[Any]:
+        gathered, end = self._gathered, self._range.end
+        while self.position < end:
+            for batch in self._poll():
+                if batch.base_offset >= end:
+                    self.position = end
+                    break
+                gathered.add(batch, self.position, end)
+                self.position = batch.end_offset
+                if gathered.size >= self._task.batch_bytes and gathered.rows:
+                    yield gathered.take()
+                if self.position >= end:
+                    break
+        if gathered.rows:
+            yield gathered.take()
+
+    def _poll(self) -> list[Any]:
+        """Some batches, or none; the position follows what has no records."""
+        where = self._range.topic, self._range.partition
+        try:
+            fetched = self._consumer.poll_batches(self._task.batch_bytes, POLL_S)
+        except OffsetOutOfRange as error:
+            self._lost(error)
+            return []
+        if fetched:
+            self._moved_at = perf_counter()
+            return [one.batch for one in fetched]
+        position = self._consumer.position(*where, timeout=self._task.poll_timeout_ms / 1000)
+        if position > self.position:
+            self.position = position
+            self._moved_at = perf_counter()
+        elif perf_counter() - self._moved_at > self._task.poll_timeout_ms / 1000:
+            raise RequestTimeout(
+                f"{self._range.describe()}: nothing came after offset {self.position} for "
+                f"{self._task.poll_timeout_ms} ms (pollTimeoutMs)"
+            ).with_outcome("failed")
+        return []
+
+    def _lost(self, error: RaftqError) -> None:
+        """Go on where the log begins, or fail: part of the range is gone."""
+        one = self._range
+        first = self._edge("earliest")
+        until = min(first, one.end) if first > self.position else one.end
+        message = loss_message(Range(one.topic, one.partition, self.position, until), str(error))
+        if self._task.fail_on_data_loss:
+            raise DataLoss(message) from error
+        logger.warning("%s; going on at offset %d (failOnDataLoss=false)", message, until)
+        self.position = until
+        if until < one.end:
+            self._consumer.seek(one.topic, one.partition, offset=until)
+
+    def _edge(self, to: str) -> int:
+        one, timeout_s = self._range, self._task.poll_timeout_ms / 1000
+        self._consumer.seek(one.topic, one.partition, to=to, timeout=timeout_s)
+        return self._consumer.position(one.topic, one.partition, timeout=timeout_s)
+
+
+def loss_message(lost: Range, why: str) -> str:
+    return (
+        f"offsets [{lost.start}, {lost.end}) of {lost.topic}/{lost.partition} are lost: they were "
+        f"to be read and are not in the log any more ({why}). Retention may be too short for how "
+        "late this job runs; with failOnDataLoss=false it goes on with what is left"
+    )

@@ -1,0 +1,138 @@
+"""Shell: what the driver has to know about topics: their partitions, and offsets in them.
+
+Every question is asked until it is answered or time is spent: a leader that moves while a job is
+planned, or a trigger fires, must not end the job.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from raftq.client.admin_base import AdminBase
+from raftq.client.blocking import Blocking
+from raftq.client.leaders import Answers
+from raftq.client.offsets import Offsets as GroupOffsets
+from raftq.client.offsets import first_error
+from raftq.client.options import AdminOptions
+from raftq.client.spark.options import Bound, Point, ReadOptions
+from raftq.client.spark.ranges import Key, Offsets
+from raftq.client.wire.errors import InvalidArgument, RaftqError, UnknownTopic
+from raftq.client.wire.messages import ListOffsets, ListOffsetsReply, OffsetQuery
+
+INTERNAL_PREFIX = "__"
+
+Found = dict[Key, int | RaftqError]
+
+
+class _Surveyor(AdminBase):
+    """Asks nodes and leaders; the asyncio side."""
+
+    async def partition_counts(self, topics: tuple[str, ...] | None) -> dict[str, int]:
+        """How many partitions there are, by topic. UnknownTopic for one that is not there."""
+        reply = await self.metadata(topics)
+        counts = {one.topic: len(one.partitions) for one in reply.topics if not one.error}
+        for topic in topics or ():
+            if topic not in counts:
+                # A new topic is not known everywhere at once: this waits as long as that may take.
+                counts[topic] = len((await self._routes.topic(topic)).partitions)
+        return counts
+
+    async def points(self, wanted: Mapping[Key, Point], timeout_s: float) -> Found:
+        """The offset of each point: the first record of a time or later, or an end of the log."""
+        self._ensure_started()
+
+        def build(asked: list[Key]) -> ListOffsets:
+            return ListOffsets(tuple(_query(key, wanted[key]) for key in asked))
+
+        return await self._leaders.ask_each(list(wanted), build, _read, timeout_s)
+
+    async def store(self, group: str, offsets: Mapping[Key, int], timeout_s: float) -> None:
+        self._ensure_started()
+        stored = await GroupOffsets(group, self._leaders).store(offsets, {}, "", timeout_s)
+        error = first_error(stored)
+        if error is not None:
+            raise error
+
+
+def _query(key: Key, point: Point) -> OffsetQuery:
+    by, at = point
+    if by == "offset":
+        raise InvalidArgument("an offset needs no question")
+    return OffsetQuery(*key, by, at)
+
+
+def _read(reply: ListOffsetsReply) -> Answers[int]:
+    return [((one.topic, one.partition), one.error, one.offset) for one in reply.answers]
+
+
+class Survey(Blocking):
+    """Answers what a driver asks; closed with `close`, or with `with`."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._timeout_s = options.poll_timeout_ms / 1000
+        admin = AdminOptions(name="spark", timeout_ms=options.poll_timeout_ms)
+        self._client = _Surveyor(options.bootstrap, admin)
+        super().__init__(self._client)
+
+    def keys(self) -> list[Key]:
+        """The partitions that the options select, as they are now."""
+        options = self._options
+        if options.assigned:
+            counts = self._call(self._client.partition_counts(tuple(options.assigned)))
+            keys = [(topic, one) for topic, parts in options.assigned.items() for one in parts]
+            missing = [key for key in keys if key[1] >= counts[key[0]]]
+            if missing:
+                topic, partition = missing[0]
+                raise InvalidArgument(
+                    f"topic {topic!r} has {counts[topic]} partitions, so no partition {partition}"
+                )
+            return sorted(keys)
+        counts = self._call(self._client.partition_counts(options.topics or None))
+        if options.pattern:
+            pattern = re.compile(options.pattern)
+            counts = {
+                topic: count
+                for topic, count in counts.items()
+                if pattern.fullmatch(topic) and not topic.startswith(INTERNAL_PREFIX)
+            }
+        only = options.partitions
+        return sorted(
+            (topic, one)
+            for topic, count in counts.items()
+            for one in range(count)
+            if not only or one in only
+        )
+
+    def resolve(self, keys: Iterable[Key], bound: Bound) -> Offsets:
+        """The offset of each partition's bound. Raises when one is not to be had in time."""
+        found: Offsets = {}
+        wanted: dict[Key, Point] = {}
+        for key in keys:
+            point = bound.at(key)
+            if point[0] == "offset":
+                found[key] = point[1]
+            else:
+                wanted[key] = point
+        answers = self._call(self._client.points(wanted, self._timeout_s))
+        for key, answer in answers.items():
+            if isinstance(answer, RaftqError):
+                raise answer
+            found[key] = answer
+        return found
+
+    def ask(self, keys: Iterable[Key], point: Point, timeout_s: float) -> Found:
+        """The same point of all of these, or why it is not known."""
+        wanted = dict.fromkeys(keys, point)
+        return self._call(self._client.points(wanted, timeout_s))
+
+    def all_of(self, keys: Iterable[Key], point: Point) -> Offsets:
+        """The same point of all of these; raises when one is not to be had in time."""
+        return self.resolve(keys, Bound(point))
+
+    def store(self, group: str, offsets: Mapping[Key, int], timeout_s: float) -> None:
+        """Publish positions to a group, as one who is no member of it."""
+        self._call(self._client.store(group, offsets, timeout_s))
+
+
+def is_gone(error: object) -> bool:
+    return isinstance(error, UnknownTopic)
