@@ -11,7 +11,7 @@ from math import inf
 
 from raftq.chaos.checkers import Rules
 from raftq.chaos.scene import Workload
-from raftq.chaos.world import Fault
+from raftq.chaos.world import TOXIPROXY, Fault
 
 SCENARIO_S_MAX = 120.0
 
@@ -57,12 +57,18 @@ class Scenario:
     """The longest time without an acknowledged record that the promise allows."""
     finish_s: float = 60.0
     """For draining and reading back."""
-    tags: frozenset[str] = frozenset()
+    proxied: bool = False
+    """Whether all links go through proxies though no fault needs them. Behind a proxy a killed node
+    looks as if it only stood still: its address still takes connections."""
 
     @property
     def needs(self) -> frozenset[str]:
         """Abilities that the world must have."""
         return frozenset().union(*(step.fault.needs for step in self.plan))
+
+    @property
+    def through_proxies(self) -> bool:
+        return self.proxied or TOXIPROXY in self.needs
 
     @property
     def lasts_s(self) -> float:

@@ -12,6 +12,7 @@ import typer
 
 from raftq.node.cli import bench
 from raftq.node.cli.bootstrap import DEFAULT, VARIABLE
+from raftq.node.cli.chaos import chaos_app
 from raftq.node.cli.cluster import cluster_app
 from raftq.node.cli.consume import consume
 from raftq.node.cli.delay import delay_app
@@ -38,6 +39,7 @@ app.add_typer(dlq_app, name="dlq")
 app.add_typer(delay_app, name="delay")
 app.add_typer(queue_app, name="queue")
 app.command(context_settings=bench.SETTINGS)(bench.bench)
+app.add_typer(chaos_app, name="chaos")
 
 
 @app.callback(invoke_without_command=True)

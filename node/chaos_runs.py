@@ -1,0 +1,144 @@
+"""Runs scenarios against clusters of real processes and keeps what is worth keeping. (Shell.)
+
+A run has a directory of its own:
+
+    report.md, timeline.svg    always
+    history.jsonl              what clients did and were told; kept when the run failed
+    cluster/                   logs and data of the nodes; kept when the run failed
+
+Each run starts a new cluster, and leaves no process behind.
+"""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from raftq.chaos.failover import Failover, Failovers, Victim
+from raftq.chaos.journal import Journal
+from raftq.chaos.report import figures, to_markdown, to_svg
+from raftq.chaos.runner import Outcome, Runner, Tools
+from raftq.chaos.scenario import Scenario
+from raftq.node.chaos_world import ProxiedCluster
+
+Say = Callable[[str], None]
+Verdict = Literal["passed", "FAILED", "SKIPPED"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One line of a summary."""
+
+    scenario: Scenario
+    seed: int
+    verdict: Verdict
+    seconds: float
+    detail: str
+    """The first anomaly, or why it was skipped."""
+    facts: dict[str, str]
+
+
+def possible() -> frozenset[str]:
+    """What the worlds of this machine can do."""
+    return ProxiedCluster(Path(".chaos")).abilities
+
+
+def run_all(
+    scenarios: Iterable[Scenario], seed: int, directory: Path, say: Say, command: str
+) -> list[Result]:
+    """One after the other; the summary is written anew after each, so that it is never lost."""
+    results: list[Result] = []
+    for scenario in scenarios:
+        results.append(run_one(scenario, seed, directory, say, command))
+        (directory / "summary.md").write_text(summary(results), encoding="utf-8")
+    return results
+
+
+def run_one(scenario: Scenario, seed: int, directory: Path, say: Say, command: str) -> Result:
+    """`command` is told in the report; {name} and {seed} in it are replaced."""
+    where = directory / f"{scenario.name}-{seed}"
+    shutil.rmtree(where, ignore_errors=True)
+    began = _now()
+    cluster = ProxiedCluster(
+        where / "cluster",
+        scenario.nodes,
+        seed=seed,
+        settings=scenario.settings,
+        proxied=scenario.through_proxies,
+    )
+    lacking = scenario.needs - cluster.abilities
+    if lacking:
+        detail = f"needs {', '.join(sorted(lacking))}, which this machine does not have"
+        say(f"SKIPPED {scenario.name}: {detail}")
+        return Result(scenario, seed, "SKIPPED", _now() - began, detail, {})
+    say(f"{scenario.name} (seed {seed}): {scenario.promise}")
+    where.mkdir(parents=True)
+    with cluster as world:
+        secret = (where / "cluster" / "secret").read_bytes().strip()
+        tools = Tools(clock=_now, secret=secret, say=say)
+        with Journal(where / "history.jsonl") as history:
+            outcome = asyncio.run(Runner(world, scenario, seed, tools, history).run())
+            history.conclude(outcome.final)
+    again = command.format(name=scenario.name, seed=seed)
+    (where / "report.md").write_text(to_markdown(outcome, again), encoding="utf-8")
+    (where / "timeline.svg").write_text(to_svg(outcome), encoding="utf-8")
+    return _concluded(outcome, where, _now() - began, say)
+
+
+def _concluded(outcome: Outcome, where: Path, seconds: float, say: Say) -> Result:
+    facts = figures(outcome)
+    name, seed = outcome.scenario.name, outcome.seed
+    if outcome.passed:
+        shutil.rmtree(where / "cluster", ignore_errors=True)
+        (where / "history.jsonl").unlink(missing_ok=True)
+        say(
+            f"passed {name} in {seconds:.0f} s: {facts['records acknowledged']} records, "
+            f"longest gap {outcome.gap_s:.1f} s, {outcome.leader_changes} leader changes"
+        )
+        return Result(outcome.scenario, seed, "passed", seconds, "", facts)
+    for one in outcome.anomalies[:5]:
+        say(f"  {str(one)[:400]}")
+    say(f"FAILED {name} with {len(outcome.anomalies)} anomalies; all is kept in {where}")
+    return Result(outcome.scenario, seed, "FAILED", seconds, str(outcome.anomalies[0]), facts)
+
+
+def summary(results: list[Result]) -> str:
+    """All runs so far, as a table."""
+    lines = [
+        "| scenario | seed | verdict | seconds | acknowledged | longest gap | leader changes | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for one in results:
+        link = f"[{one.scenario.name}]({one.scenario.name}-{one.seed}/report.md)"
+        cells = (
+            link if one.facts else one.scenario.name,
+            str(one.seed),
+            one.verdict,
+            f"{one.seconds:.0f}",
+            one.facts.get("records acknowledged", ""),
+            one.facts.get("longest time without an acknowledged record", ""),
+            one.facts.get("leader changes", ""),
+            one.detail[:200].replace("|", "\\|"),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def measure_failovers(kills: int, directory: Path, seed: int, say: Say) -> list[Failovers]:
+    """Kills leaders, then controllers, of a cluster of three."""
+    victims: tuple[Victim, ...] = ("leader", "controller")
+    found = []
+    shutil.rmtree(directory, ignore_errors=True)
+    with ProxiedCluster(directory, 3, seed=seed, proxied=False) as world:
+        for victim in victims:
+            found.append(asyncio.run(Failover(world, _now, say).measure(victim, kills)))
+            say(found[-1].describe())
+    shutil.rmtree(directory, ignore_errors=True)
+    return found
+
+
+def _now() -> float:
+    return time.time()  # noqa: TID251 - compared with what real nodes tell

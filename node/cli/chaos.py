@@ -1,0 +1,195 @@
+"""Shell: `raftq chaos`, faults under load on a cluster of its own, and the verdict.
+
+Nothing is done to a cluster that exists: every run starts nodes of its own and ends them. What a
+run needs and the machine does not have is told, and the run is skipped.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raftq.client.wire.errors import InvalidArgument
+from raftq.node.cli.output import (
+    Format,
+    Output,
+    add_row,
+    make_table,
+    open_console,
+    print_json,
+    printable,
+)
+
+if TYPE_CHECKING:
+    from raftq.chaos.scenario import Scenario
+    from raftq.node.chaos_runs import Result
+
+SEEDS = 1_000_000
+
+chaos_app = typer.Typer(no_args_is_help=True, help="Break clusters of its own, and judge them.")
+
+Out = Annotated[Path, typer.Option(metavar="DIR", help="For reports, and what failed runs leave.")]
+Seed = Annotated[
+    int | None, typer.Option(min=0, help="Of every choice; a new one otherwise, which is told.")
+]
+OUT = Path(".chaos")
+
+
+@chaos_app.command("list")
+def list_(output: Output = Format.table) -> None:
+    """Show the scenarios."""
+    from raftq.chaos.scenarios import SCENARIOS  # noqa: PLC0415 - help stays fast
+
+    if output is Format.json:
+        print_json([_row(one) for one in SCENARIOS])
+        return
+    table = make_table("Scenarios", "name", "rows", "needs", "promise")
+    for one in SCENARIOS:
+        rows = ",".join(map(str, one.rows))
+        add_row(table, one.name, rows, ",".join(sorted(one.needs)), one.promise)
+    open_console().print(table)
+
+
+@chaos_app.command()
+def run(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="Of scenarios, see `list`.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All scenarios.")] = False,
+    seed: Seed = None,
+    out: Out = OUT,
+    output: Output = Format.table,
+) -> None:
+    """Run scenarios, one after the other; exit code 1 when one failed."""
+    from raftq.node.chaos_runs import run_all  # noqa: PLC0415 - help stays fast
+
+    chosen = _chosen(names or [], everything)
+    seed = secrets.randbelow(SEEDS) if seed is None else seed
+    out.mkdir(parents=True, exist_ok=True)
+    _quiet_logs(out)
+    again = "raftq chaos run {name} --seed {seed}"
+    _tell(run_all(chosen, seed, out, _say(output), again), out, output)
+
+
+@chaos_app.command()
+def soak(
+    minutes: Annotated[float, typer.Option(min=0.2, max=10_000, help="How long.")] = 30.0,
+    nodes: Annotated[int, typer.Option(min=3, max=9, help="How many.")] = 3,
+    seed: Seed = None,
+    out: Out = OUT,
+    output: Output = Format.table,
+) -> None:
+    """One long run with random faults; exit code 1 when anything was wrong."""
+    from raftq.chaos.soak import soak_scenario  # noqa: PLC0415 - help stays fast
+    from raftq.node.chaos_runs import possible, run_all  # noqa: PLC0415 - help stays fast
+
+    seed = secrets.randbelow(SEEDS) if seed is None else seed
+    out.mkdir(parents=True, exist_ok=True)
+    _quiet_logs(out)
+    abilities = possible()
+    say = _say(output)
+    scenario = soak_scenario(minutes, nodes, seed, abilities)
+    again = f"raftq chaos soak --minutes {minutes:g} --nodes {nodes} --seed {{seed}}"
+    _tell(run_all([scenario], seed, out, say, again), out, output)
+
+
+@chaos_app.command()
+def failover(
+    kills: Annotated[int, typer.Option(min=1, max=10_000, help="Of each kind.")] = 100,
+    seed: Seed = None,
+    out: Out = OUT,
+    output: Output = Format.table,
+) -> None:
+    """Kill leaders, then controllers; how long until a record is acknowledged again."""
+    from raftq.chaos.timeline import percentile  # noqa: PLC0415 - help stays fast
+    from raftq.node.chaos_runs import measure_failovers  # noqa: PLC0415 - help stays fast
+
+    out.mkdir(parents=True, exist_ok=True)
+    _quiet_logs(out)
+    found = measure_failovers(kills, out / "failover", seed or 0, _say(output))
+    rows = [
+        {
+            "killed": one.victim,
+            "times": len(one.seconds),
+            "p50_ms": round(percentile(one.seconds, 0.5) * 1000),
+            "p99_ms": round(percentile(one.seconds, 0.99) * 1000),
+            "worst_ms": round(max(one.seconds) * 1000),
+        }
+        for one in found
+    ]
+    if output is Format.json:
+        print_json(rows)
+        return
+    table = make_table("To the first acknowledged record", *rows[0])
+    for row in rows:
+        add_row(table, *map(str, row.values()))
+    open_console().print(table)
+
+
+def _chosen(names: list[str], everything: bool) -> "list[Scenario]":
+    from raftq.chaos.scenarios import SCENARIOS  # noqa: PLC0415 - help stays fast
+
+    if everything == bool(names):
+        raise InvalidArgument("either names of scenarios or --all; `raftq chaos list` shows them")
+    if everything:
+        return list(SCENARIOS)
+    known = {one.name: one for one in SCENARIOS}
+    for name in names:
+        if name not in known:
+            raise InvalidArgument(f"there is no scenario {name!r}; `raftq chaos list` shows them")
+    return [known[name] for name in names]
+
+
+def _tell(results: "list[Result]", out: Path, output: Format) -> None:
+    counts = {
+        verdict: sum(one.verdict == verdict for one in results)
+        for verdict in ("passed", "FAILED", "SKIPPED")
+    }
+    if output is Format.json:
+        print_json(
+            [
+                {
+                    "name": one.scenario.name,
+                    "seed": one.seed,
+                    "verdict": one.verdict.lower(),
+                    "seconds": round(one.seconds, 1),
+                    "detail": one.detail,
+                    "figures": one.facts,
+                }
+                for one in results
+            ]
+        )
+    else:
+        told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+        typer.echo(f"{told}; see {out / 'summary.md'}")
+        if skipped := [one.scenario.name for one in results if one.verdict == "SKIPPED"]:
+            typer.echo(f"NOT RUN, so nothing is known about: {', '.join(skipped)}")
+    if counts["FAILED"]:
+        raise typer.Exit(1)
+
+
+def _row(one: "Scenario") -> dict[str, object]:
+    return {
+        "name": one.name,
+        "rows": list(one.rows),
+        "needs": sorted(one.needs),
+        "nodes": one.nodes,
+        "promise": one.promise,
+    }
+
+
+def _say(output: Format) -> Callable[[str], None]:
+    """What happens meanwhile; stdout keeps the one document of --format json."""
+    return lambda text: typer.echo(printable(text), err=output is Format.json)
+
+
+def _quiet_logs(out: Path) -> None:
+    """What the clients log goes to a file: under faults it is much, and says little."""
+    logging.basicConfig(
+        filename=out / "chaos.log",
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
