@@ -70,6 +70,9 @@ class Disk(Protocol):
     def lose_unsynced(self) -> None:
         """Files go back to what was synced, as after a power cut. The node must be down."""
 
+    def tear_unsynced(self) -> None:
+        """As `lose_unsynced`, but a part of what was appended stays, and ends in garbage."""
+
     def heal(self) -> None:
         """Every disturbance ends; what was lost stays lost."""
 

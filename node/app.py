@@ -11,6 +11,7 @@ can take over and a node in an unknown state cannot be trusted.
 import asyncio
 import gc
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable, Coroutine
@@ -53,6 +54,7 @@ from raftq.cluster.observer import ObserverMetadata
 from raftq.cluster.state import NodeState
 from raftq.cluster.voter import VoterMetadata
 from raftq.node.admin_handlers import AdminHandlers
+from raftq.node.chaos_node import surroundings
 from raftq.node.config import Address, NodeConfig
 from raftq.node.conversations import Conversations
 from raftq.node.coordinators import Coordinators
@@ -398,7 +400,17 @@ async def run_node(config: NodeConfig, ready: Callable[[Node], None] | None = No
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    node = Node(config, disk=RealDisk(), rng=SystemRandom(), wall_ms=wall_ms)
+    around = surroundings(os.environ, config.node_id, wall_ms)
+    if around is None:
+        node = Node(config, disk=RealDisk(), rng=SystemRandom(), wall_ms=wall_ms)
+    else:
+        node = Node(
+            config,
+            disk=around.disk,
+            rng=SystemRandom(),
+            wall_ms=around.wall_ms,
+            boot=around.boot,
+        )
     stopping = loop.create_task(stop.wait())
     starting = loop.create_task(node.start())
     try:

@@ -19,6 +19,7 @@ import shutil
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -30,13 +31,16 @@ from raftq.chaos.world import CLIENTS, CLOCK, TOXIPROXY, Links
 from raftq.client.connection import Connection, ConnectionOptions
 from raftq.client.wire.errors import InvalidArgument, RaftqError, RequestTimeout
 from raftq.client.wire.messages import Metadata, MetadataReply
+from raftq.node.chaos_node import VARIABLE, Disturbances, unsynced_path, write_control
 from raftq.node.config import LOOPBACK, Address
 from raftq.node.local_cluster import LocalCluster, voter_count
 from raftq.node.local_files import LocalNode, Setting
 from raftq.node.local_ports import free_ports
+from raftq.node.unsynced import lose
 
 logger = logging.getLogger(__name__)
 
+CONTROL = "control"
 RESTART_S = 20.0
 ASK_S = 1.0
 _ASKING = ConnectionOptions(name="chaos", connect_ms=1_000, request_ms=1_000)
@@ -64,14 +68,20 @@ class ProxiedCluster:
         self._toxiproxy: Toxiproxy | None = None
         self._client_sides: dict[int, str] = {}
         self._asking = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raftq-asking")
+        self._control = str(self._directory / CONTROL)
         self.cluster = LocalCluster(
-            self._directory, nodes, settings=settings, links=self._routes, env=env
+            self._directory,
+            nodes,
+            settings=settings,
+            links=self._routes,
+            env={VARIABLE: self._control, **(env or {})},
         )
+        self._disks = {one: NodeDisk(self, self._control, one) for one in self.ids}
         if proxied and self._program is None:
             logger.warning("event=no_toxiproxy %s", MISSING)
 
     def __enter__(self) -> Self:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        Path(self._control).mkdir(parents=True, exist_ok=True)
         try:
             if self._program is not None:
                 log = self._directory / "toxiproxy.log"
@@ -201,6 +211,13 @@ class ProxiedCluster:
         if self.is_running(node_id):
             raise InvalidArgument(f"node {node_id} runs: kill it before its data is wiped")
         shutil.rmtree(self.directory(node_id), ignore_errors=True)
+        shutil.rmtree(unsynced_path(self._control, node_id), ignore_errors=True)
+
+    def disk(self, node_id: int) -> "NodeDisk":
+        return self._disks[node_id]
+
+    def shift_clock(self, node_id: int, seconds: float) -> None:
+        self._disks[node_id].set(clock_s=seconds)
 
     # Links.
 
@@ -249,6 +266,52 @@ class ProxiedCluster:
     def _asked(self, work: Coroutine[Any, Any, R]) -> R:
         """In a thread of its own: the caller's may run a loop already."""
         return self._asking.submit(asyncio.run, work).result()
+
+
+class NodeDisk:
+    """The disk and the clock of one node, disturbed by its control file."""
+
+    def __init__(self, world: "ProxiedCluster", control: str, node_id: int) -> None:
+        self._world = world
+        self._control = control
+        self._node_id = node_id
+        self._now = Disturbances()
+
+    def set(self, **changes: Any) -> None:
+        self._now = replace(self._now, **changes)
+        write_control(self._control, self._node_id, self._now)
+
+    def slow_sync(self, seconds: float) -> None:
+        self.set(slow_sync_s=seconds)
+
+    def fail_writes(self) -> None:
+        self.set(fail_writes=True)
+
+    def fail_syncs(self) -> None:
+        self.set(fail_syncs=True)
+
+    def fill(self) -> None:
+        self.set(full=True)
+
+    def free(self) -> None:
+        self.set(full=False)
+
+    def lose_unsynced(self) -> None:
+        self._lose(None)
+
+    def tear_unsynced(self) -> None:
+        self._lose(self._world.rng)
+
+    def heal(self) -> None:
+        self.set(slow_sync_s=0.0, fail_writes=False, fail_syncs=False, full=False)
+
+    def _lose(self, tear: Random | None) -> None:
+        if self._world.is_running(self._node_id):
+            raise InvalidArgument(f"node {self._node_id} runs: kill it before the power is cut")
+        count = lose(unsynced_path(self._control, self._node_id), tear)
+        logger.info("node=%d loses %d changes that were not synced", self._node_id, count)
+        # It must see that more than its process has ended.
+        self.set(boot=f"chaos-{self._world.rng.getrandbits(64):016x}")
 
 
 def _table(addresses: Mapping[int, str]) -> str:
