@@ -65,8 +65,9 @@ class WorkerOptions(QueueOptions):
     concurrency: int = 1
     """Handlers at a time."""
     prefetch: int | None = None
-    """Records leased beyond those that are worked on; None: as many again. Too many: they wait
-    here while other workers have nothing to do."""
+    """Records leased beyond those that are worked on; None: as many as handlers do in a twentieth
+    of a second, but at least `concurrency`. Too many: they wait here while other workers have
+    nothing to do."""
     grace: float = 30.0
     """For how many seconds handlers that run when the worker is stopped may still run."""
     handle_signals: bool = True
@@ -87,12 +88,6 @@ class WorkerOptions(QueueOptions):
     def lease_s(self) -> float:
         assert self.visibility_timeout is not None
         return self.visibility_timeout
-
-    @property
-    def capacity(self) -> int:
-        """Records that a worker has at a time, at most."""
-        more = self.concurrency if self.prefetch is None else self.prefetch
-        return self.concurrency + more
 
 
 def seconds(options: object, least: float, *names: str) -> Iterable[str]:

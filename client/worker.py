@@ -5,10 +5,11 @@
        │                └──lease lost──> cancelled, and nothing is said about it
        └──stopped──> released
 
-A worker has at most `capacity` records: those its handlers work on and those that wait for one. All
-of them have their leases renewed when two thirds are left, so a handler may take as long as it
-wants. A lease that cannot be renewed is lost when it ends: a coroutine is cancelled, a function in
-a thread can look at `record.lost`.
+A worker has at most so many records: those its handlers work on and those that wait for one, which
+are as many as handlers do in AHEAD_S unless `prefetch` says something else. Those that are done and
+wait for the word of a node do not count, up to UNSETTLED_MAX. All of them have their leases renewed
+when two thirds are left, so a handler may take as long as it wants. A lease that cannot be renewed
+is lost when it ends: a coroutine is cancelled, a function in a thread can look at `record.lost`.
 
 `stop` ends leasing, gives back what no handler has begun with, and lets running handlers finish
 within `grace` seconds.
@@ -20,11 +21,12 @@ import logging
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Unpack
 
+from raftq.client.handler_threads import Ended, HandlerThreads
 from raftq.client.leased import LeasedRecord, receipt_of
 from raftq.client.leasing import Partitions
 from raftq.client.options import Address, Bootstrap
@@ -39,6 +41,9 @@ logger = logging.getLogger(__name__)
 ERROR_CHARACTERS_MAX = 1_000
 TICK_S = 0.001  # timers may ring a little early
 GATHER_S = 0.005  # for how long an ack waits for others, unless there is little room
+AHEAD_S = 0.05  # for so long handlers have something to do while more is leased
+AHEAD_MAX = 1_000
+UNSETTLED_MAX = 4_096
 
 
 class Reject(Exception):
@@ -77,6 +82,8 @@ class Worker(QueueBase):
         self._jobs: dict[Job, None] = {}
         self._queued: deque[Job] = deque()
         self._running = 0
+        self._settling = 0  # of the jobs, those that are done
+        self._handler_s = AHEAD_S  # what a handler takes, on the average of the last ones
         self._done: list[Job] = []  # to be acked
         self._gathering: asyncio.TimerHandle | None = None
         self._alarm: asyncio.TimerHandle | None = None  # at the end of the lease that ends first
@@ -84,13 +91,15 @@ class Worker(QueueBase):
         self._hot: dict[Address, None] = {}  # had records when last asked
         self._stopping = False
         self._changed: asyncio.Future[None] | None = None
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: HandlerThreads[Job] | None = None
 
     def _on_start(self) -> None:
         super()._on_start()
         self._leasing.watch(self._wake)
         if not self._is_async:
-            self._threads = ThreadPoolExecutor(self.options.concurrency, "raftq-worker")
+            self._threads = HandlerThreads(
+                self._loop, self.options.concurrency, self._begin_in_thread, self._ended_in_threads
+            )
 
     async def run(self) -> None:
         """Work until `stop`, or a signal; UnknownTopic when there is no such topic."""
@@ -121,7 +130,7 @@ class Worker(QueueBase):
                 timer.cancel()
         if self._threads is not None:
             # A function that still runs cannot be ended; it may notice that its lease is lost.
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
         await self._end()
 
     @contextmanager
@@ -165,25 +174,38 @@ class Worker(QueueBase):
             logger.warning("nothing can be leased: %s", self._leasing.problem)
             self._leasing.problem = None
         nodes = self._leasing.nodes()
-        capacity = self.options.capacity
+        capacity = self._capacity()
         for address, partitions in nodes.items():
             asked = self._asked.get(address)
             if asked is not None:
                 if asked[1] != partitions:
                     self._leasing.call_off(address, asked[1])  # it leads others by now
             elif address not in self._hot:
-                if len(self._jobs) < capacity:
+                if self._held() < capacity:
                     self._start(address, partitions, max(capacity // (4 * len(nodes)), 1))
             else:
                 # A request that finds nothing waits with its share: so none may have it all.
                 unasked = sum(one not in self._asked for one in self._hot if one in nodes)
                 count = self._room() // max(unasked, 1)
-                if count < 1 and len(self._jobs) < capacity:
+                if count < 1 and self._held() < capacity:
                     count = 1
                 # Not one by one, unless handlers have nothing to do: a request costs more than a
                 # record.
-                if count >= (max(capacity // (4 * len(nodes)), 1) if self._queued else 1):
+                is_idle = self._held() < self.options.concurrency
+                if count >= (1 if is_idle else max(capacity // (4 * len(nodes)), 1)):
                     self._start(address, partitions, count)
+
+    def _capacity(self) -> int:
+        """Records to have at a time."""
+        options = self.options
+        if options.prefetch is not None:
+            return options.concurrency + options.prefetch
+        ahead = int(options.concurrency * AHEAD_S / max(self._handler_s, 1e-6))
+        return options.concurrency + max(options.concurrency, min(ahead, AHEAD_MAX))
+
+    def _held(self) -> int:
+        """Records that count: not those that only the word of a node is missing for."""
+        return len(self._jobs) - min(self._settling, UNSETTLED_MAX)
 
     def _start(self, address: Address, partitions: Partitions, count: int) -> None:
         work = self._take(address, partitions, count)
@@ -191,7 +213,7 @@ class Worker(QueueBase):
 
     def _room(self) -> int:
         asked = [count for address, (_, _, count) in self._asked.items() if address in self._hot]
-        return self.options.capacity - len(self._jobs) - sum(asked)
+        return self._capacity() - self._held() - sum(asked)
 
     async def _take(self, address: Address, partitions: Partitions, records_max: int) -> None:
         lease_s = self.options.lease_s
@@ -227,52 +249,75 @@ class Worker(QueueBase):
     # Working.
 
     def _begin(self) -> None:
+        if self._threads is not None:
+            while self._queued and not self._stopping:
+                self._threads.give(self._queued.popleft())
+            return
         while self._queued and self._running < self.options.concurrency and not self._stopping:
             job = self._queued.popleft()
             self._running += 1
             job.task = self._tasks.spawn(self._work(job))
 
     async def _work(self, job: Job) -> None:
-        said: Said | None = Said("ack")
         job.is_begun = True
+        error: BaseException | None = None
+        began = self._loop.time()
         try:
             if not job.record.lost:
-                await self._handle(job.record)
-        except asyncio.CancelledError:
-            said = None if job.record.lost else Said("release")
-        except Reject as error:
-            said = Said("reject", None, _short(error.reason), _short(error.error or str(error)))
-        except Exception as error:
-            logger.warning("the handler failed with %r", job.record, exc_info=error)
-            said = Said("nack", None, "", _short(f"{type(error).__name__}: {error}"))
+                await self.options.handler(job.record)
+        except (asyncio.CancelledError, Exception) as raised:
+            error = raised
         finally:
             self._running -= 1
             job.task = None
-        if job.record.lost or said is None:
-            self._forget(job)
-        else:
-            job.is_settling = True
-            if said.verb == "ack":
-                self._gather(job)
-            else:
-                self._tasks.spawn(self._settle([job], said))
+        self._done_with(job, error, self._loop.time() - began)
         self._begin()
 
-    async def _handle(self, record: LeasedRecord) -> None:
-        handler = self.options.handler
-        if self._is_async:
-            await handler(record)
-            return
-        assert self._threads is not None
-        result = await self._loop.run_in_executor(self._threads, handler, record)
-        if inspect.isawaitable(result):
+    def _begin_in_thread(self, job: Job) -> Callable[[], Any] | None:
+        """In a thread."""
+        job.is_begun = True
+        return None if job.record.lost else partial(self.options.handler, job.record)
+
+    def _ended_in_threads(self, calls: list[Ended[Job]]) -> None:
+        for one in calls:
+            if one.item not in self._jobs:
+                continue  # its lease was lost before it began
+            if inspect.isawaitable(one.result):
+                one.item.task = self._tasks.spawn(self._await(one.item, one.result))
+            else:
+                self._done_with(one.item, one.error, one.seconds)
+        self._wake()
+
+    async def _await(self, job: Job, result: Awaitable[Any]) -> None:
+        """A function that is not a coroutine function gave something to be awaited."""
+        error: BaseException | None = None
+        began = self._loop.time()
+        try:
             await result
+        except (asyncio.CancelledError, Exception) as raised:
+            error = raised
+        finally:
+            job.task = None
+        self._done_with(job, error, self._loop.time() - began)
+
+    def _done_with(self, job: Job, error: BaseException | None, seconds: float) -> None:
+        """A handler has ended."""
+        self._handler_s += (seconds - self._handler_s) / 16
+        if job.record.lost:
+            self._forget(job)
+            return
+        job.is_settling = True
+        self._settling += 1
+        if error is None:
+            self._gather(job)
+        else:
+            self._tasks.spawn(self._settle([job], _said(job.record, error)))
 
     def _gather(self, job: Job) -> None:
         """Acks go together, since a request costs more than a record; but not so long that others
         wait for the room."""
         self._done.append(job)
-        if 4 * len(self._done) >= self.options.capacity or self._stopping:
+        if 4 * len(self._done) >= self._capacity() or self._stopping:
             self._ack_done()
         elif self._gathering is None:
             self._gathering = self._loop.call_later(GATHER_S, self._ack_done)
@@ -303,11 +348,12 @@ class Worker(QueueBase):
                     logger.warning("%s of %r failed: %s", said.verb, job.record, error)
         finally:
             for job in jobs:
-                self._jobs.pop(job, None)
-            self._wake()
+                self._forget(job)
 
     def _forget(self, job: Job) -> None:
-        self._jobs.pop(job, None)
+        if job in self._jobs:
+            del self._jobs[job]
+            self._settling -= job.is_settling
         self._wake()
 
     # Renewing.
@@ -372,12 +418,13 @@ class Worker(QueueBase):
         job.record.lost = True
         self.counts["lost"] += 1
         logger.warning("the lease of %r is lost", job.record)
-        if job.task is None:
+        if job.task is not None:
+            if job.is_begun:
+                job.task.cancel()  # one that has not begun will see it
+        elif not job.is_begun:
             if job in self._queued:
                 self._queued.remove(job)
             self._forget(job)
-        elif self._is_async and job.is_begun:
-            job.task.cancel()  # one that has not begun will see it
 
     # The end.
 
@@ -393,17 +440,17 @@ class Worker(QueueBase):
         await self._until_idle(grace_s)
         for job in self._jobs:
             if job.task is not None:
-                if self._is_async:
-                    job.task.cancel()
-                else:
-                    job.record.lost = True  # nobody waits for it any more
-                    job.is_settling = True
+                job.task.cancel()
+            elif self._is_beyond(job):
+                job.record.lost = True  # nobody waits for it any more
         await self._until_idle(CLOSE_S, is_forced=True)
         await self._depart()
 
     async def _release_queued(self) -> None:
         waiting = list(self._queued)
         self._queued.clear()
+        if self._threads is not None:
+            waiting += self._threads.take_back()
         if waiting:
             receipts = [receipt_of(job.record) for job in waiting]
             failed = await self._settler.settle(receipts, Said("release"))
@@ -425,10 +472,20 @@ class Worker(QueueBase):
 
     def _is_beyond(self, job: Job) -> bool:
         """Whether it is a function in a thread, which nobody can end."""
-        return job.task is not None and not self._is_async
+        return not self._is_async and job.is_begun and not job.is_settling and job.task is None
 
 
 _PAST = {"ack": "acked", "nack": "nacked", "reject": "rejected", "release": "released"}
+
+
+def _said(record: LeasedRecord, error: BaseException) -> Said:
+    """What to say of a record whose handler failed."""
+    if isinstance(error, asyncio.CancelledError):
+        return Said("release")
+    if isinstance(error, Reject):
+        return Said("reject", None, _short(error.reason), _short(error.error or str(error)))
+    logger.warning("the handler failed with %r", record, exc_info=error)
+    return Said("nack", None, "", _short(f"{type(error).__name__}: {error}"))
 
 
 def _by_record(failed: list[Failed]) -> dict[tuple[int, int], RaftqError]:

@@ -100,6 +100,58 @@ def test_no_more_handlers_run_than_allowed_and_prefetch_is_bounded() -> None:
     simulate(main())
 
 
+@pytest.mark.parametrize(("seconds", "least", "most"), [(0.0, 500, 1_100), (0.5, 5, 25)])
+def test_fast_handlers_lease_ahead_and_slow_ones_leave_records_to_others(
+    seconds: float, least: int, most: int
+) -> None:
+    async def main() -> None:
+        async with fake_groups() as cluster:
+            (log,) = cluster.add_topic("t", 1)
+            count = 4_000 if not seconds else 60
+            fill(log, [b"x"] * count)
+            asked: list[int] = []
+
+            def listen(request: Any, node_id: int) -> None:
+                if isinstance(request, Lease):
+                    asked.append(request.records_max)
+
+            async def handle(record: LeasedRecord) -> None:
+                await asyncio.sleep(seconds)
+
+            cluster.asking = listen
+            async with working(cluster, handle, concurrency=8) as worker:
+                await until(lambda: worker.counts["acked"] == count)
+            assert least <= max(asked) <= most
+
+    simulate(main())
+
+
+def test_records_that_only_wait_for_the_word_of_a_node_take_no_room() -> None:
+    """The node answers settlements after a second: others are leased and worked on meanwhile."""
+
+    async def main() -> None:
+        async with fake_groups() as cluster:
+            (log,) = cluster.add_topic("t", 1)
+            fill(log, [b"x"] * 100)
+            begun = 0
+
+            def slow(request: Any, node_id: int) -> Any:
+                return asyncio.sleep(1) if isinstance(request, Settle) else None
+
+            async def handle(record: LeasedRecord) -> None:
+                nonlocal begun
+                begun += 1
+
+            cluster.asking = slow
+            async with working(cluster, handle, concurrency=1, prefetch=1) as worker:
+                await asyncio.sleep(0.9)
+                assert begun > 20, "a worker with room for two"
+                assert worker.counts["acked"] == 0
+                await until(lambda: worker.counts["acked"] == 100)
+
+    simulate(main())
+
+
 def test_a_worker_with_little_room_still_serves_every_node() -> None:
     async def main() -> None:
         async with fake_groups(5) as cluster:
@@ -286,6 +338,40 @@ def test_work_goes_on_while_leaders_change_and_nodes_refuse() -> None:
 
     for seed in range(3):
         simulate(main(seed), seed)
+
+
+def test_functions_in_threads_fail_reject_and_give_back_as_coroutines_do() -> None:
+    """Stopped in the midst of it: what runs is finished, what waits is given back unbegun."""
+
+    async def main() -> None:
+        async with fake_groups() as cluster:
+            (log,) = cluster.add_topic("t", 1)
+            fill(log, [b"bad", b"poison", b"later"] + [b"x"] * 5 + [b"wait"] * 9)
+            begun: Counter[bytes] = Counter()
+            go = threading.Event()
+
+            def handle(record: LeasedRecord) -> Any:
+                begun[record.value] += 1
+                if record.value == b"bad":
+                    raise ValueError("no")
+                if record.value == b"poison":
+                    raise Reject("never")
+                if record.value == b"wait":
+                    assert go.wait(20)
+                return asyncio.sleep(0.01) if record.value == b"later" else None
+
+            async with working(cluster, handle, concurrency=2, prefetch=20) as worker:
+                await until(lambda: begun[b"wait"] == 2 and worker.counts["acked"] == 6, 20)
+                worker.stop()
+                await until(lambda: worker.counts["released"] == 7, 20)
+                go.set()
+            assert begun[b"wait"] == 2
+            assert worker.counts["acked"] == 8
+            assert worker.counts["rejected"] == 1
+            assert worker.counts["nacked"] >= 1
+            assert cluster.queue("t", 0).groups["g"].in_flight == 0
+
+    run(main())
 
 
 def test_functions_run_in_threads_and_see_that_their_lease_is_lost() -> None:
