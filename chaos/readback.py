@@ -6,7 +6,7 @@ and raises NotDrained with the last problem when it does not.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Any
@@ -236,6 +236,11 @@ async def _as_node(scene: Scene, address: str) -> AsyncIterator[Connection]:
 def deadline_of(scene: Scene) -> float:
     """Of a workload's whole end, from now on."""
     return asyncio.get_running_loop().time() + scene.drain_s
+
+
+def ends_of(final: Final, places: Iterable[Partition]) -> dict[Partition, int]:
+    """Where these logs end, by what was read back."""
+    return {place: final.logs[place][-1][0] + 1 if final.logs[place] else 0 for place in places}
 
 
 def unique(scene: Scene, name: str) -> str:

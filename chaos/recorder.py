@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar, Unpack
 
 from raftq.chaos.history import (
+    Call,
     Cancel,
     Delivery,
     History,
@@ -53,12 +54,14 @@ class Recorder(Client):
         self.history = history
         self.group = group
         self.clock = clock
+        self.answer_s = 5.0
+        """For how long an answer is waited for, beyond what was asked."""
 
     # Asking.
 
-    async def ask(self, place: Partition, request: Request[R], timeout_s: float = 5.0) -> Reply[R]:
+    async def ask(self, place: Partition, request: Request[R]) -> Reply[R]:
         """Ask the leader of a partition, once."""
-        return await self._ask(place, await self._leader(place), request, timeout_s)
+        return await self._ask(place, await self._leader(place), request, self.answer_s)
 
     async def _leader(self, place: Partition) -> Address:
         self._ensure_started()
@@ -124,7 +127,7 @@ class Recorder(Client):
             wait_ms=int(wait_s * 1000),
         )
         try:
-            reply = await self._ask(places[0], address, request, wait_s + 5.0)
+            reply = await self._ask(places[0], address, request, wait_s + self.answer_s)
         except RaftqError:
             return []
         found: list[Delivery] = []
@@ -177,11 +180,15 @@ class Recorder(Client):
             reply = await self.ask(place, request)
         except RaftqError as error:
             for one in said:
-                one.end(error.outcome, self.clock(), repr(error))
+                self._conclude(one, error.outcome, repr(error))
             return said
         for one, code in zip(said, reply.message.errors, strict=True):
-            one.end(_status(code), self.clock(), code)
+            self._conclude(one, _status(code), code)
         return said
+
+    def _conclude(self, call: Call, status: Status, error: str = "") -> None:
+        call.end(status, self.clock(), error)
+        self.history.note(call)
 
     def _begin(self, one: Delivery, verb: Verb, delay_s: float | None) -> Settlement:
         return self.history.add(
@@ -216,7 +223,7 @@ class Recorder(Client):
         try:
             reply = await self.ask(place, wire.StoreOffsets(self.group, self.name, rows))
         except RaftqError as error:
-            noted.end(error.outcome, self.clock(), repr(error))
+            self._conclude(noted, error.outcome, repr(error))
             return noted
         self._told(noted, reply.message.offsets[0])
         return noted
@@ -237,7 +244,7 @@ class Recorder(Client):
         try:
             reply = await self.ask(place, wire.ReadOffsets(self.group, self.name, rows))
         except RaftqError as error:
-            noted.end(error.outcome, self.clock(), repr(error))
+            self._conclude(noted, error.outcome, repr(error))
             return noted
         answer = reply.message.offsets[0]
         noted.offset = answer.offset
@@ -245,7 +252,7 @@ class Recorder(Client):
         return noted
 
     def _told(self, noted: Store | Recall, answer: wire.StoredOffset) -> None:
-        noted.end(_status(answer.error), self.clock(), answer.error)
+        self._conclude(noted, _status(answer.error), answer.error)
         if answer.error:
             self._learn(noted.place, _error(answer.error))
 
@@ -261,9 +268,9 @@ class Recorder(Client):
         try:
             reply = await self.ask(place, wire.CancelDelayed(*place, (offset,)))
         except RaftqError as error:
-            noted.end(error.outcome, self.clock(), repr(error))
+            self._conclude(noted, error.outcome, repr(error))
             return noted
-        noted.end("ok" if offset in reply.message.cancelled else "failed", self.clock())
+        self._conclude(noted, "ok" if offset in reply.message.cancelled else "failed")
         return noted
 
 

@@ -27,6 +27,8 @@ class Habits:
     """It says nothing, and the lease runs out."""
     extend: int = 5
     """Before it is acknowledged."""
+    late: int = 0
+    """It is acknowledged when the lease has run out."""
     lease_s: float = 1.5
     wait_s: float = 0.5
     records_max: int = 8
@@ -73,7 +75,7 @@ class QueueWorker:
         if one.value.startswith(POISON):
             return self._rng.choice(("nack", "nack", "nack", "reject", "hold"))
         drawn = self._rng.randrange(100)
-        for choice in ("nack", "postpone", "release", "reject", "hold", "extend"):
+        for choice in ("nack", "postpone", "release", "reject", "hold", "extend", "late"):
             drawn -= getattr(habits, choice)
             if drawn < 0:
                 return choice
@@ -84,11 +86,13 @@ class QueueWorker:
         delays = {"nack": 0.1, "postpone": 0.1, "extend": self._habits.lease_s}
         verbs: dict[str, Verb] = {
             "nack": "nack", "postpone": "postpone", "release": "release", "reject": "reject",
-            "extend": "extend", "ack": "ack",
+            "extend": "extend", "ack": "ack", "late": "ack",
         }  # fmt: skip
         verb = verbs.get(decision)
         if verb is None:
             return
+        if decision == "late":
+            await pause(self._habits.lease_s * 1.2)
         await settle(deliveries, verb, delays.get(decision), "by chance")
         if decision == "extend":
             await settle(deliveries, "ack")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from raftq.chaos.history import Final, Partition, Publish
-from raftq.chaos.readback import create_topic, deadline_of, read_back, unique
+from raftq.chaos.readback import create_topic, deadline_of, ends_of, read_back, unique
 from raftq.chaos.scene import Scene
 from raftq.chaos.workloads.reading import Lookout, Reader, run_all
 from raftq.chaos.workloads.sending import Make, Sender
@@ -15,7 +15,7 @@ COPIES = 3
 class Appends:
     """Every producer writes to all partitions in turn; every reader reads all of them."""
 
-    def __init__(  # noqa: PLR0913 - what may be varied
+    def __init__(
         self,
         name: str = "appends",
         *,
@@ -70,20 +70,22 @@ class Appends:
 
     async def run(self, scene: Scene) -> None:
         lookouts = [Lookout(scene, node, self._places) for node in scene.direct]
-        await run_all(*(one.run() for one in (*self._senders, *self._reading, *lookouts)))
+        await run_all(
+            *(one.run() for one in self._senders),
+            *(one.run() for one in self._reading),
+            *(one.run() for one in lookouts),
+        )
 
     async def finish(self, scene: Scene, final: Final) -> None:
         deadline = deadline_of(scene)
         try:
             await run_all(*(one.close() for one in self._senders))
             await read_back(scene, self.topic, final, deadline)
-            ends = {
-                place: final.logs[place][-1][0] + 1 if final.logs[place] else 0
-                for place in self._places
-            }
+            ends = ends_of(final, self._places)
             for reader in self._reading:
                 await reader.finish(ends, deadline)
                 final.read[reader.name] = [self.topic]
         finally:
-            for one in (*self._senders, *self._reading):
-                await one.close()
+            await run_all(
+                *(one.close() for one in self._senders), *(one.close() for one in self._reading)
+            )

@@ -1,7 +1,8 @@
 """Readers of whole topics, without a group, and a lookout at every node. (Shell.)"""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from raftq.chaos.history import Partition, Receive, Sighting
 from raftq.chaos.readback import until
@@ -12,7 +13,7 @@ from raftq.client.options import addresses
 from raftq.client.tasks import pause
 from raftq.client.wire.batch import Batch
 from raftq.client.wire.errors import RaftqError
-from raftq.client.wire.messages import Fetch, FetchedPartition, FetchPartition, FetchReply
+from raftq.client.wire.messages import Fetch, FetchedPartition, FetchPartition
 
 ERROR_PAUSE_S = 0.1
 LOOK_EVERY_S = 0.25
@@ -137,7 +138,7 @@ def _end_of(raw: memoryview) -> int:
     return end
 
 
-async def run_all(*work: "asyncio._CoroutineLike[None]") -> None:
+async def run_all(*work: Coroutine[Any, Any, None]) -> None:
     """All at once; when one fails all end, and the failure is raised."""
     async with asyncio.TaskGroup() as group:
         for one in work:

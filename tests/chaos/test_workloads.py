@@ -9,10 +9,14 @@ from random import Random
 
 import pytest
 
-from raftq.chaos.checkers import Rules, judge
+from raftq.chaos.checkers import judge
 from raftq.chaos.history import Final, History, Publish, Receive, Sighting
 from raftq.chaos.scene import NotDrained, Scene, Workload
 from raftq.chaos.workloads.appends import Appends
+from raftq.chaos.workloads.changes import Changes
+from raftq.chaos.workloads.delays import Delays
+from raftq.chaos.workloads.queues import Queues
+from raftq.chaos.workloads.streams import Streams
 from raftq.client.tasks import pause
 from raftq.node.local_cluster import LocalCluster
 
@@ -36,21 +40,25 @@ def scene_of(cluster: LocalCluster) -> Scene:
     )
 
 
-def play(cluster: LocalCluster, workload: Workload, faults: Faults) -> tuple[Scene, Final]:
-    """Run a workload while something happens to the cluster, and judge it."""
+def play(cluster: LocalCluster, faults: Faults, *workloads: Workload) -> tuple[Scene, Final]:
+    """Run workloads while something happens to the cluster, and judge them."""
 
     async def run() -> tuple[Scene, Final]:
         scene, final = scene_of(cluster), Final()
-        await workload.prepare(scene)
+        for one in workloads:
+            await one.prepare(scene)
         async with asyncio.TaskGroup() as group:
-            group.create_task(workload.run(scene))
+            for one in workloads:
+                group.create_task(one.run(scene))
             await faults(cluster)
             scene.stopping.set()
-        await workload.finish(scene, final)
+        for one in workloads:
+            await one.finish(scene, final)
         return scene, final
 
     scene, final = asyncio.run(run())
-    assert judge(scene.history, final, Rules()) == []
+    found = judge(scene.history, final)
+    assert not found, "\n".join(map(str, found[:10]))
     return scene, final
 
 
@@ -73,7 +81,7 @@ def test_appends_survive_kills_and_pauses_and_are_read_back_from_every_node(
     cluster: LocalCluster,
 ) -> None:
     appends = Appends()
-    scene, final = play(cluster, appends, kill_and_pause)
+    scene, final = play(cluster, kill_and_pause, appends)
     counts = scene.history.counts()
     assert counts["publish ok"] > 300, counts
     assert {one.node for one in scene.history.of(Sighting)} == {1, 2, 3}
@@ -87,6 +95,25 @@ def test_appends_survive_kills_and_pauses_and_are_read_back_from_every_node(
     seen = {(one.client, one.value) for one in scene.history.of(Receive)}
     assert len(seen) == 2 * kept
     assert not [one for one in scene.history.of(Publish) if one.status == "open"]
+
+
+def test_groups_queues_delays_and_changes_survive_kills_and_pauses(cluster: LocalCluster) -> None:
+    """1. All of them at once, while each node is killed or paused.
+    2. Everything was done that they can do, and nothing is wrong with it.
+    """
+    streams, queues, delays, changes = Streams(), Queues(), Delays(), Changes()
+    scene, final = play(cluster, kill_and_pause, streams, queues, delays, changes)
+    counts = scene.history.counts()
+    for what in (
+        "publish ok", "receive", "store ok", "recall ok", "delivery", "ack ok", "nack ok",
+        "postpone ok", "release ok", "reject ok", "extend ok", "cancel ok", "change ok",
+    ):  # fmt: skip
+        assert counts.get(what), counts
+    assert final.letters
+    assert {strand for _, _, strand in final.copies} == {"data", "ledger", "delays"}
+    assert set(final.read) == {streams.group}
+    assert len(final.drained) == 2
+    assert final.topics[changes.topic]
 
 
 def test_a_cluster_that_does_not_heal_is_told_in_time(cluster: LocalCluster) -> None:

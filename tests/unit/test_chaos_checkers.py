@@ -293,6 +293,29 @@ def test_ack_of_a_lease_that_was_replaced_before(story: Story) -> None:
     assert story.kinds() == ["redelivered"]
 
 
+def test_return_of_a_lease_that_was_replaced_before(story: Story) -> None:
+    late = story.lease(0, 1.0)
+    story.lease(0, 11.5, attempt=2, client="w2")
+    story.say(late, "nack", 12.0, delay=1.0)
+    assert story.kinds() == ["stale"]
+
+
+def test_what_was_said_before_a_lease_was_replaced_is_not_stale(story: Story) -> None:
+    late = story.lease(0, 1.0)
+    story.say(late, "nack", 10.9, ended=12.0)
+    story.lease(0, 11.5, attempt=2, client="w2")
+    assert story.kinds() == []
+
+
+def test_early_by_the_clock_of_clients_when_those_of_nodes_disagree(story: Story) -> None:
+    story.publish("later", deliver_at=20.0)
+    story.lease(3, 19.0, granted=3619.0, deadline=3629.0)
+    assert judge(story.history, story.final, Rules(skew_s=7200.0))[0].kind == "early"
+    story.history.operations.pop()
+    story.lease(3, 20.5, granted=16.9, deadline=26.9)
+    assert judge(story.history, story.final, Rules(skew_s=7200.0)) == []
+
+
 def test_record_acknowledged_with_unknown_outcome_may_come_again(story: Story) -> None:
     story.say(story.lease(0, 1.0), "ack", 2.0, status="unknown", ended=None)
     story.lease(0, 11.5, attempt=2)

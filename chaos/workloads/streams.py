@@ -1,0 +1,207 @@
+"""Streams: a group whose members join, leave and die while they read and store positions. (Shell.)
+
+Members that fail are replaced, as a supervisor would. In the end those that are left read
+everything, and store the ends of all partitions.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from random import Random
+
+from raftq.chaos.history import Final, Partition, Publish
+from raftq.chaos.members import StreamMember
+from raftq.chaos.readback import create_topic, deadline_of, read_back, unique, until
+from raftq.chaos.recorder import Recorder
+from raftq.chaos.scene import Scene
+from raftq.chaos.workloads.appends import COPIES
+from raftq.chaos.workloads.reading import run_all
+from raftq.chaos.workloads.sending import Make, Sender
+from raftq.client.admin import Admin
+from raftq.client.tasks import Tasks, pause
+from raftq.client.wire.errors import Detail, RaftqError
+
+SESSION_MS = 3_000
+HEARTBEAT_MS = 500
+LEAVE_S = 15.0
+MEMBERS_LEAST = 2
+
+
+class Members:
+    """The members of one group."""
+
+    def __init__(self, scene: Scene, group: str, topic: str) -> None:
+        self._scene = scene
+        self._group = group
+        self._topic = topic
+        self._joined = 0
+        self._tasks = Tasks(group)
+        self._rng = Random(scene.rng.random())
+        self._here: dict[str, tuple[StreamMember, asyncio.Task[None]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    def join(self) -> None:
+        self._joined += 1
+        name = f"{self._group} m{self._joined}"
+        member = StreamMember(
+            self._scene.bootstrap,
+            self._scene.history,
+            self._scene.clock,
+            Random(self._rng.random()),
+            name=name,
+            group=self._group,
+            topics=[self._topic],
+            session_ms=SESSION_MS,
+            heartbeat_ms=HEARTBEAT_MS,
+            fetch_wait_ms=300,
+        )
+        self._here[name] = (member, self._tasks.spawn(self._live(name, member)))
+
+    async def _live(self, name: str, member: StreamMember) -> None:
+        """A member that fails is gone like one that was killed."""
+        try:
+            await member.run()
+        except RaftqError:
+            await pause(0.3)
+        finally:
+            self._here.pop(name, None)
+            with suppress(RaftqError):
+                await member.kill()
+
+    async def kill_one(self) -> None:
+        if self._here:
+            _, task = self._here[self._rng.choice(list(self._here))]
+            task.cancel()
+            await asyncio.wait([task])
+
+    def leave_one(self) -> None:
+        """One gives up what it owns and goes, in its own time."""
+        if self._here:
+            name = self._rng.choice(list(self._here))
+            self._here[name][0].stopping = True
+
+    async def leave_all(self) -> None:
+        tasks = [task for _, task in self._here.values()]
+        for member, _ in self._here.values():
+            member.stopping = True
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=LEAVE_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+
+class Streams:
+    """Producers fill a topic, and the members of a group share it."""
+
+    def __init__(  # noqa: PLR0913 - what may be varied
+        self,
+        name: str = "streams",
+        *,
+        partitions: int = 4,
+        producers: int = 2,
+        members: int = 3,
+        per_second: float = 25.0,
+        turnover_s: float = 3.0,
+        config: Mapping[str, Detail] | None = None,
+    ) -> None:
+        """Every `turnover_s` seconds or so a member joins, leaves or dies."""
+        self.name = name
+        self.topic = ""
+        self.group = ""
+        self._partitions = partitions
+        self._producers = producers
+        self._count = members
+        self._per_second = per_second
+        self._turnover_s = turnover_s
+        self._config = dict(config or {})
+        self._places: list[Partition] = []
+        self._senders: list[Sender] = []
+        self._members: Members
+
+    async def prepare(self, scene: Scene) -> None:
+        self.topic = unique(scene, self.name)
+        self.group = f"{self.topic}-readers"
+        await create_topic(
+            scene,
+            self.topic,
+            partitions=self._partitions,
+            replication=min(COPIES, len(scene.direct)),
+            config=self._config,
+        )
+        self._places = [(self.topic, number) for number in range(self._partitions)]
+        for number in range(self._producers):
+            client = f"{self.topic} p{number}"
+            self._senders.append(
+                Sender(scene, client, self._maker(scene, client), self._per_second)
+            )
+        self._members = Members(scene, self.group, self.topic)
+
+    def _maker(self, scene: Scene, client: str) -> Make:
+        def make(number: int) -> Publish:
+            return Publish(
+                client=client,
+                topic=self.topic,
+                partition=number % self._partitions,
+                at=scene.clock(),
+                value=f"{client} {number}",
+            )
+
+        return make
+
+    async def run(self, scene: Scene) -> None:
+        await run_all(self._come_and_go(scene), *(one.run() for one in self._senders))
+
+    async def _come_and_go(self, scene: Scene) -> None:
+        loop = asyncio.get_running_loop()
+        next_at = loop.time() + 2 * self._turnover_s
+        while not scene.stopping.is_set():
+            while len(self._members) < MEMBERS_LEAST:
+                self._members.join()
+            if loop.time() >= next_at:
+                next_at = loop.time() + self._turnover_s * scene.rng.uniform(0.5, 1.5)
+                await self._turn_over(scene.rng)
+            await pause(0.1)
+
+    async def _turn_over(self, rng: Random) -> None:
+        if len(self._members) < self._count or rng.random() < 0.2:
+            self._members.join()
+        elif rng.random() < 0.5:
+            self._members.leave_one()
+        else:
+            await self._members.kill_one()
+
+    async def finish(self, scene: Scene, final: Final) -> None:
+        deadline = deadline_of(scene)
+        admin = Admin(scene.bootstrap)
+        overseer = Recorder(
+            scene.bootstrap, scene.history, self.group, scene.clock, name=f"{self.group} overseer"
+        )
+
+        async def has_stored_all() -> str:
+            while len(self._members) < MEMBERS_LEAST:
+                self._members.join()
+            described = await admin.describe_topic(self.topic)
+            for place in self._places:
+                end = described.partitions[place[1]].high_watermark
+                stored = await overseer.recall(place)
+                if end is None or (end and (stored.status != "ok" or stored.offset != end)):
+                    return f"{place} ends at {end}: {stored}"
+            return ""
+
+        try:
+            await run_all(*(one.close() for one in self._senders))
+            await until(has_stored_all, deadline, f"group {self.group}")
+            await self._members.leave_all()
+            final.read[self.group] = [self.topic]
+            await read_back(scene, self.topic, final, deadline)
+        finally:
+            await run_all(
+                self._members.close(), admin.close(), overseer.close(),
+                *(one.close() for one in self._senders),
+            )  # fmt: skip
