@@ -54,6 +54,10 @@ def wait_until(query, done, seconds=WHOLE_S):
     raise AssertionError(f"not in {seconds} s: {query.lastProgress}")
 
 
+def sum_read(query):
+    return sum(row["numInputRows"] for row in query.recentProgress)
+
+
 def ends_at(query, topic, offsets):
     """Whether the query has read up to these offsets of the topic."""
 
@@ -141,7 +145,7 @@ def test_a_stream_goes_on_when_the_leader_is_killed(session, cluster, admin, top
     writer = threading.Thread(target=produce)
     writer.start()
     try:
-        wait_until(query, lambda: len(sent) > 50 and query.lastProgress["numInputRows"] > 0)
+        wait_until(query, lambda: len(sent) > 50 and sum_read(query) > 0)
         leader = admin.describe_topic(topic).partitions[0].leader
         cluster.kill(leader)
         before = len(sent)
@@ -149,7 +153,9 @@ def test_a_stream_goes_on_when_the_leader_is_killed(session, cluster, admin, top
     finally:
         stop.set()
         writer.join()
-        cluster.restart(leader)
+        for node in cluster.ids:
+            if not cluster.is_running(node):
+                cluster.restart(node)
     wait_until(query, ends_at(query, topic, [len(sent)] * 2))
     query.stop()
     assert found(session, tmp_path) == expected(range(2), range(len(sent)))
