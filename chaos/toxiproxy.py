@@ -10,6 +10,7 @@ started it ends, however that ends. Every proxy belongs to a pair of nodes; a pa
 import contextlib
 import ctypes
 import logging
+import os
 import shutil
 import signal
 import subprocess
@@ -65,7 +66,7 @@ class NoLinks:
     ) -> None:
         raise ConfigError(MISSING)
 
-    def heal(self) -> None:
+    def heal(self, pairs: Iterable[Pair] | None = None) -> None:
         """Nothing was disturbed."""
 
 
@@ -75,6 +76,7 @@ class Toxiproxy:
     def __init__(self, program: str, log: Path, ports: Callable[[int], list[int]]) -> None:
         self._ports = ports
         self._proxies: dict[Pair, list[Any]] = {}
+        self._toxics: dict[str, list[str]] = {}
         self._names = count(1)
         self._client = import_module("toxiproxy").Toxiproxy()
         self._address = import_module("toxiproxy.api").APIConsumer
@@ -144,10 +146,21 @@ class Toxiproxy:
         stream = "upstream" if upstream else "downstream"
         for proxy in self._of(pairs):
             name = f"{kind}-{next(self._names)}"
+            self._toxics.setdefault(proxy.name, []).append(name)
             self._call(proxy.add_toxic, type=kind, stream=stream, name=name, attributes=attributes)
 
-    def heal(self) -> None:
-        self._call(self._client.reset)
+    def heal(self, pairs: Iterable[Pair] | None = None) -> None:
+        if pairs is None:
+            self._call(self._client.reset)
+            self._toxics.clear()
+            for proxy in self._of(self._proxies):
+                proxy.enabled = True  # the library does not look
+            return
+        for proxy in self._of(pairs):
+            for name in self._toxics.pop(proxy.name, []):
+                self._call(proxy.destroy_toxic, name)
+            if not proxy.enabled:
+                self._call(proxy.enable)
 
     def close(self) -> None:
         self._end()
@@ -185,6 +198,7 @@ def _spawn(program: str, port: int, log: Path) -> "subprocess.Popen[bytes]":
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
+            env=os.environ | {"LOG_LEVEL": "info"},
             start_new_session=True,
             preexec_fn=_tie if sys.platform == "linux" else None,
         )

@@ -45,8 +45,8 @@ class Links(Protocol):
         timeout(timeout), reset_peer(timeout), slicer(average_size, size_variation, delay) or
         limit_data(bytes). `upstream` disturbs what the source sends, else what it hears."""
 
-    def heal(self) -> None:
-        """All links are as at the beginning."""
+    def heal(self, pairs: Iterable[Pair] | None = None) -> None:
+        """These links are as at the beginning; None means all."""
 
 
 class Disk(Protocol):

@@ -288,7 +288,7 @@ class Unsynced:
 
     def _undo_cut(self, path: str, what: list[Any], tear: Random | None) -> None:
         size, copy = what
-        if os.path.exists(path) and os.path.exists(copy):
+        if os.path.exists(copy) and os.path.exists(path) and os.path.getsize(path) >= size:
             os.truncate(path, size)
             with open(copy, "rb") as source, open(path, "ab") as file:
                 shutil.copyfileobj(source, file)
