@@ -24,6 +24,9 @@ class Rules:
     """How late a delayed record may be; faults cost what they cost."""
     skew_s: float = 0.005
     """How far the clocks of nodes and clients may be apart."""
+    early_s: float | None = None
+    """How early a delayed record may come by the clients' clock, which does not err with those of
+    the nodes; None: as early as `skew_s` by the clock of the node that gave it."""
     healthy: tuple[Span, ...] = ()
     """When a majority was whole and in touch, so that there had to be progress."""
     window_s: float = 10.0
