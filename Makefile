@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 TESTS ?=
 SEEDS ?= 1000
 
-.PHONY: setup demo test sim check format bench clean types
+.PHONY: setup demo test sim check format bench clean types tools try-tools
 
 setup: $(STAMP)
 
@@ -23,7 +23,18 @@ types: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/python -m raftq.node.demo
 
-test: $(STAMP)
+# toxiproxy-server, for faults of links: into .tools/bin, unless it is in PATH.
+tools: $(STAMP)
+	@PYTHON=$(PYTHON) .ci/get_tools.sh
+
+try-tools: $(STAMP)
+	@PYTHON=$(PYTHON) .ci/get_tools.sh || { \
+	echo "======================================================================" >&2; \
+	echo "NO TOXIPROXY: it could not be built. Tests of links under faults are" >&2; \
+	echo "SKIPPED. Install Go or put toxiproxy-server into PATH, then make tools." >&2; \
+	echo "======================================================================" >&2; }
+
+test: $(STAMP) try-tools
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(TESTS)
 
 # Logs and queue under simulated crashes, damage and full disks, with more seeds than `make test`.
@@ -45,4 +56,4 @@ bench: $(STAMP)
 	@$(BIN)/python -m raftq.node.bench $(BENCH)
 
 clean:
-	rm -rf $(VENV) .types .bench build dist *.egg-info
+	rm -rf $(VENV) .types .bench .tools build dist *.egg-info
