@@ -9,12 +9,11 @@ and times, partitions and columns are options instead.
 """
 
 from collections.abc import Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
-    DataSourceStreamReader,
     InputPartition,
 )
 from pyspark.sql.types import StructType
@@ -23,10 +22,9 @@ from raftq.client.spark import planning
 from raftq.client.spark.options import columns_option, read_options
 from raftq.client.spark.reading import ReadTask, read
 from raftq.client.spark.schema import fields_of, read_schema
+from raftq.client.spark.sink import BatchSink, StreamSink
+from raftq.client.spark.streaming import StreamReader
 from raftq.client.spark.survey import Survey
-
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
 
 
 class RaftqSource(DataSource):
@@ -48,19 +46,13 @@ class RaftqSource(DataSource):
     def reader(self, schema: StructType) -> "BatchReader":
         return BatchReader(self._given, schema)
 
-    def streamReader(self, schema: StructType) -> "DataSourceStreamReader":
-        from raftq.client.spark.streaming import StreamReader  # noqa: PLC0415
-
+    def streamReader(self, schema: StructType) -> StreamReader:
         return StreamReader(self._given, schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> "DataSourceWriter":
-        from raftq.client.spark.sink import BatchSink  # noqa: PLC0415
-
+    def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
         return BatchSink(self._given, schema, overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> "DataSourceStreamWriter":
-        from raftq.client.spark.sink import StreamSink  # noqa: PLC0415
-
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
         return StreamSink(self._given, schema)
 
 
