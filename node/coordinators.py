@@ -8,7 +8,7 @@ a group. A node that is asked about another's group says who leads it, as with a
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from random import Random
 from typing import Any, TypeVar
 
@@ -108,6 +108,9 @@ class Coordinators:
         self._by_number[number] = coordinator
         self._wake()
         return coordinator
+
+    def __iter__(self) -> Iterator[Coordinator]:
+        return iter(list(self._by_number.values()))
 
     def _stopped(self, coordinator: Coordinator) -> None:
         number = coordinator.led.place.number

@@ -4,8 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from raftq.cluster.metadata_log import MetadataLog
-from raftq.node.http.facts import ReplicaStats
+from raftq.node.http.facts import CoordinatedGroup, DelayedStats, GroupStats, ReplicaStats
 from raftq.node.partition import Partition
+from raftq.node.queues.delay_line import DelayLine
+from raftq.node.queues.queue import PartitionQueue
+from raftq.node.queues.steering import describe
 
 if TYPE_CHECKING:
     from raftq.node.app import Node
@@ -49,6 +52,26 @@ class Facts:
     def replicas(self) -> Iterator[ReplicaStats]:
         return map(_stats, self._node.partitions)
 
+    def groups(self) -> Iterator[GroupStats]:
+        for queue in self._node.services.queues:
+            if queue.is_ready:
+                yield from _groups(queue)
+
+    def delayed(self) -> Iterator[DelayedStats]:
+        for queue in self._node.services.queues:
+            line = queue.delay_line
+            if isinstance(line, DelayLine):
+                place, counts = queue.led.place, line.counts
+                yield DelayedStats(
+                    place.topic, place.number, line.pending_count, counts.fired, counts.cancelled,
+                    counts.late_ms_max,
+                )  # fmt: skip
+
+    def coordinated(self) -> Iterator[CoordinatedGroup]:
+        for coordinator in self._node.coordinators:
+            for name, group in coordinator.core.groups.items():
+                yield CoordinatedGroup(name, len(group.members), group.generation)
+
     def checks(self) -> Mapping[str, tuple[bool, str]]:
         node = self._node
         state = node.metadata.state
@@ -65,6 +88,19 @@ class Facts:
             "disk": (free > LOW_SPACE_BYTES, f"{free} bytes are free"),
             "leaders": (not waiting, f"{len(waiting)} partitions here have no leader"),
         }  # fmt: skip
+
+
+def _groups(queue: PartitionQueue) -> Iterator[GroupStats]:
+    place, end = queue.led.place, queue.led.data.high_watermark
+    for one in describe(queue.engine, ""):
+        lag = one.unsettled
+        if not one.counters and one.stored_offset < 0:
+            lag = end - queue.led.data.log.start_offset  # readers that have stored nothing yet
+        counters = {name: count for name, count in one.counters.items() if isinstance(count, int)}
+        yield GroupStats(
+            place.topic, place.number, one.group, max(lag, 0), one.in_flight, one.waiting,
+            one.paused, counters,
+        )  # fmt: skip
 
 
 def _stats(partition: Partition) -> ReplicaStats:

@@ -9,23 +9,21 @@ PARTITIONS_MAX replicas only sums by topic are given, and beyond TOPICS_MAX topi
 first; how many were left out is a series of its own.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 
 from raftq.cluster.state import ClusterState
 from raftq.node.http.facts import NodeFacts, ReplicaStats
+from raftq.node.http.lines import PREFIX, Lines, braced, escape, family, single
+from raftq.node.http.queue_exposition import queue_lines
 from raftq.node.metrics import LATENCY_BOUNDS_S, NodeMetrics, Timings
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PREFIX = "raftq_"
 PARTITIONS_MAX = 5_000
 TOPICS_MAX = 1_000
 
 _BOUNDS = (*(f"{bound:g}" for bound in LATENCY_BOUNDS_S), "+Inf")
-
-Lines = Iterator[str]
-Samples = Iterable[tuple[str, float]]
 
 
 class Exposition:
@@ -47,35 +45,36 @@ class Exposition:
         lines += _cluster(facts)
         lines += _topics(replicas)
         lines += _partitions(replicas, facts.node_id)
+        lines += queue_lines(facts)
         lines += _traffic(self._metrics)
         return "\n".join(lines).encode() + b"\n" + generate_latest(self._process)
 
     def _node(self) -> Lines:
         facts, metrics = self._facts, self._metrics
-        labels = _labels(version=self._version, node=str(facts.node_id), cluster=facts.cluster_id)
-        yield from _family("build_info", "gauge", "What runs here.", [(labels, 1)])
-        yield from _one("uptime_seconds", "gauge", "Since the start.", round(facts.uptime_s(), 3))
+        labels = braced(version=self._version, node=str(facts.node_id), cluster=facts.cluster_id)
+        yield from family("build_info", "gauge", "What runs here.", [(labels, 1)])
+        yield from single("uptime_seconds", "gauge", "Since the start.", round(facts.uptime_s(), 3))
         ready = all(ok for ok, _ in facts.checks().values())
-        yield from _one("ready", "gauge", "Whether every readiness check passes.", int(ready))
+        yield from single("ready", "gauge", "Whether every readiness check passes.", int(ready))
         text = "Open connections of the native listener."
-        yield from _one("connections", "gauge", text, facts.connections())
+        yield from single("connections", "gauge", text, facts.connections())
         text = "Connections that were accepted."
-        yield from _one("connections_total", "counter", text, metrics.connections_total)
+        yield from single("connections_total", "counter", text, metrics.connections_total)
         text = "Connections that were refused for a limit."
-        yield from _one("connections_refused_total", "counter", text, metrics.connections_refused)
+        yield from single("connections_refused_total", "counter", text, metrics.connections_refused)
 
 
 def _cluster(facts: NodeFacts) -> Lines:
     metadata = facts.metadata
     state = metadata.state
-    yield from _one("raft_term", "gauge", "Term of the metadata's Raft.", metadata.term)
-    yield from _one("raft_applied_index", "gauge", "Metadata applied up to here.", metadata.index)
+    yield from single("raft_term", "gauge", "Term of the metadata's Raft.", metadata.term)
+    yield from single("raft_applied_index", "gauge", "Metadata applied up to here.", metadata.index)
     text = "Whether this node runs the controller."
-    yield from _one("is_controller", "gauge", text, int(metadata.is_controller))
+    yield from single("is_controller", "gauge", text, int(metadata.is_controller))
     text = "Whether this node knows a controller."
-    yield from _one("has_controller", "gauge", text, int(metadata.controller is not None))
-    statuses = [(_labels(status=name), count) for name, count in node_statuses(state).items()]
-    yield from _family("nodes_total", "gauge", "Nodes of the cluster by status.", statuses)
+    yield from single("has_controller", "gauge", text, int(metadata.controller is not None))
+    statuses = [(braced(status=name), count) for name, count in node_statuses(state).items()]
+    yield from family("nodes_total", "gauge", "Nodes of the cluster by status.", statuses)
     summary = state.summary()
     for name, text, value in (
         ("topics", "Topics of the cluster.", summary.topics),
@@ -88,7 +87,7 @@ def _cluster(facts: NodeFacts) -> Lines:
         ("moving_partitions", "Partitions whose replicas are being moved.", summary.moves),
         ("leading_partitions", "Partitions that this node leads.", state.leading(facts.node_id)),
     ):  # fmt: skip
-        yield from _one(name, "gauge", text, value)
+        yield from single(name, "gauge", text, value)
 
 
 def node_statuses(state: ClusterState) -> dict[str, int]:
@@ -108,31 +107,31 @@ def _topics(replicas: list[ReplicaStats]) -> Lines:
         found[3] += one.fetched_bytes
         found[4] += one.size_bytes
     text = "Topics with replicas here that are left out of these figures."
-    yield from _one("metrics_topics_omitted", "gauge", text, max(0, len(sums) - TOPICS_MAX))
-    shown = [(_labels(topic=topic), found) for topic, found in list(sums.items())[:TOPICS_MAX]]
+    yield from single("metrics_topics_omitted", "gauge", text, max(0, len(sums) - TOPICS_MAX))
+    shown = [(braced(topic=topic), found) for topic, found in list(sums.items())[:TOPICS_MAX]]
     for at, name, kind, text in (
         (0, "messages_produced_total", "counter", "Records taken from producers."),
         (1, "bytes_produced_total", "counter", "Bytes of batches taken from producers."),
         (3, "bytes_consumed_total", "counter", "Bytes of batches handed to consumers."),
         (4, "topic_size_bytes", "gauge", "Size of the replicas here."),
     ):
-        yield from _family(name, kind, text, ((labels, found[at]) for labels, found in shown))
+        yield from family(name, kind, text, ((labels, found[at]) for labels, found in shown))
     # Readers without a group have the empty group.
     grouped = ((f'{{group="",{labels[1:]}', found[2]) for labels, found in shown)
     text = "Records handed to consumers."
-    yield from _family("messages_consumed_total", "counter", text, grouped)
+    yield from family("messages_consumed_total", "counter", text, grouped)
 
 
 def _partitions(replicas: list[ReplicaStats], node_id: int) -> Lines:
     text = "Replicas here that are left out of the figures by partition."
     omitted = max(0, len(replicas) - PARTITIONS_MAX)
-    yield from _one("metrics_partitions_omitted", "gauge", text, omitted)
+    yield from single("metrics_partitions_omitted", "gauge", text, omitted)
     places: dict[str, str] = {}
     shown: list[tuple[str, ReplicaStats]] = []
     for one in replicas[:PARTITIONS_MAX]:
         topic = places.get(one.topic)
         if topic is None:
-            topic = places[one.topic] = f'topic="{_escape(one.topic)}",partition="'
+            topic = places[one.topic] = f'topic="{escape(one.topic)}",partition="'
         shown.append((f'{topic}{one.partition}"', one))
     for name, kind, text, values in (
         ("log_size_bytes", "gauge", "Size of the log.", [one.size_bytes for _, one in shown]),
@@ -151,10 +150,10 @@ def _partitions(replicas: list[ReplicaStats], node_id: int) -> Lines:
          [one.duplicates for _, one in shown]),
     ):  # fmt: skip
         rows = zip(shown, values, strict=True)
-        yield from _family(name, kind, text, ((f"{{{at}}}", value) for (at, _), value in rows))
+        yield from family(name, kind, text, ((f"{{{at}}}", value) for (at, _), value in rows))
     node = f',node="{node_id}"'
     leads = ((f"{{{at}{node}}}", int(one.role == "leader")) for at, one in shown)
-    yield from _family("partition_leader", "gauge", "Whether the node leads.", leads)
+    yield from family("partition_leader", "gauge", "Whether the node leads.", leads)
     yield from _lags(shown)
     yield from _append_latency(shown)
 
@@ -167,7 +166,7 @@ def _lags(shown: list[tuple[str, ReplicaStats]]) -> Lines:
         if one.role == "leader"
         for follower, end in one.follower_ends.items()
     )
-    yield from _family("replication_lag_messages", "gauge", text, lags)
+    yield from family("replication_lag_messages", "gauge", text, lags)
 
 
 def _append_latency(shown: list[tuple[str, ReplicaStats]]) -> Lines:
@@ -185,29 +184,29 @@ def _traffic(metrics: NodeMetrics) -> Lines:
         ("isr_expansions_total", "Times that a leader here grew an isr.", metrics.isr_expansions),
         ("elections_total", "Times that this node began to lead.", metrics.elections),
     ):
-        yield from _one(name, "counter", text, value)
+        yield from single(name, "counter", text, value)
     in_flight = metrics.http_in_flight
-    yield from _one("http_requests_in_flight", "gauge", "HTTP requests under way.", in_flight)
+    yield from single("http_requests_in_flight", "gauge", "HTTP requests under way.", in_flight)
     text = "From a produce request to its answer."
     yield from _histograms("produce_latency_seconds", text, _by("topic", metrics.produce))
     errors = metrics.produce_errors.items()
-    rows = ((_labels(topic=topic, error_type=code), n) for (topic, code), n in errors)
-    yield from _family("produce_errors_total", "counter", "Refused produce requests.", rows)
+    rows = ((braced(topic=topic, error_type=code), n) for (topic, code), n in errors)
+    yield from family("produce_errors_total", "counter", "Refused produce requests.", rows)
     text = "From a native request to its answer."
     yield from _histograms("request_latency_seconds", text, _by("kind", metrics.requests))
     errors = metrics.request_errors.items()
-    rows = ((_labels(kind=kind, error_type=code), n) for (kind, code), n in errors)
-    yield from _family("request_errors_total", "counter", "Refused native requests.", rows)
+    rows = ((braced(kind=kind, error_type=code), n) for (kind, code), n in errors)
+    yield from family("request_errors_total", "counter", "Refused native requests.", rows)
     text = "From an HTTP request to its answer."
     yield from _histograms("http_request_latency_seconds", text, _by("route", metrics.http))
     statuses = metrics.http_statuses.items()
-    rows = ((_labels(route=route, status=str(status)), n) for (route, status), n in statuses)
-    yield from _family("http_requests_total", "counter", "HTTP requests by status.", rows)
+    rows = ((braced(route=route, status=str(status)), n) for (route, status), n in statuses)
+    yield from family("http_requests_total", "counter", "HTTP requests by status.", rows)
     yield from _histograms("fsync_latency_seconds", "Of one sync.", [("", metrics.fsync)])
 
 
 def _by(label: str, timings: Mapping[str, Timings]) -> list[tuple[str, Timings]]:
-    return [(f'{label}="{_escape(key)}"', one) for key, one in timings.items()]
+    return [(f'{label}="{escape(key)}"', one) for key, one in timings.items()]
 
 
 def _histograms(name: str, text: str, series: list[tuple[str, Timings]]) -> Lines:
@@ -221,24 +220,3 @@ def _histograms(name: str, text: str, series: list[tuple[str, Timings]]) -> Line
         braces = f"{{{labels}}}" if labels else ""
         yield f"{PREFIX}{name}_count{braces} {total}"
         yield f"{PREFIX}{name}_sum{braces} {timings.sum_s:.9g}"
-
-
-def _one(name: str, kind: str, text: str, value: float) -> Lines:
-    return _family(name, kind, text, [("", value)])
-
-
-def _family(name: str, kind: str, text: str, samples: Samples) -> Lines:
-    """Help, type and lines; the label part of each sample comes with its braces."""
-    name = PREFIX + name
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
-    for labels, value in samples:
-        yield f"{name}{labels} {value}"
-
-
-def _labels(**labels: str) -> str:
-    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

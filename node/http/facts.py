@@ -45,6 +45,43 @@ class ReplicaStats:
     """On a leader: where the log of each other replica ends, as far as it is known."""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """A group on a partition that is led here. Counters began when the group was created, wherever
+    the partition was led since."""
+
+    topic: str
+    partition: int
+    group: str
+    lag: int
+    in_flight: int = 0
+    waiting: int = 0
+    paused: bool = False
+    counters: Mapping[str, int] = field(default_factory=dict)
+    """Of queue groups, by what became of records; readers have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedStats:
+    """The delayed records of a partition that is led here. Counters began when it was."""
+
+    topic: str
+    partition: int
+    pending: int
+    fired: int = 0
+    cancelled: int = 0
+    late_ms_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatedGroup:
+    """A group that is coordinated here."""
+
+    group: str
+    members: int
+    generation: int
+
+
 class NodeFacts(Protocol):
     """See the module's docstring."""
 
@@ -68,6 +105,12 @@ class NodeFacts(Protocol):
     def uptime_s(self) -> float: ...
 
     def replicas(self) -> Iterable[ReplicaStats]: ...
+
+    def groups(self) -> Iterable[GroupStats]: ...
+
+    def delayed(self) -> Iterable[DelayedStats]: ...
+
+    def coordinated(self) -> Iterable[CoordinatedGroup]: ...
 
     def checks(self) -> Mapping[str, tuple[bool, str]]:
         """What must hold for the node to be ready: name -> (whether it does, a sentence)."""

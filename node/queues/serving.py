@@ -1,5 +1,7 @@
 """The queues of all partitions that this node leads. (Shell.)"""
 
+from collections.abc import Iterator
+
 from raftq.client.wire.errors import InvalidArgument, NotLeader
 from raftq.cluster.topic_config import is_internal
 from raftq.node.leading import Led
@@ -25,6 +27,9 @@ class Queues:
         key = queue.led.place.topic_id, queue.led.place.number
         if self._queues.get(key) is queue:
             del self._queues[key]
+
+    def __iter__(self) -> Iterator[PartitionQueue]:
+        return iter(list(self._queues.values()))
 
     def find(self, place: Place) -> PartitionQueue | None:
         return self._queues.get((place.topic_id, place.number))

@@ -95,6 +95,7 @@ def test_every_operation_answers_as_documented_whichever_node_is_asked(
     about_streams(walker, topic, stream)
     about_delays(walker, topic)
     about_letters(walker, topic, group)
+    about_figures(walker, topic, group)
     assert walker.call("delete_topic", topic=topic) == {"deleted": True, "name": topic}
     walker.call("describe_topic", topic="nothing", status=404)
     assert set(walker.walked) == walker.names
@@ -109,6 +110,17 @@ def about_the_node(walker: Walker) -> None:
     assert walker.call("reassignment")["count"] == 0
     walker.call("keys")
     walker.call("acls")
+
+
+def about_figures(walker: Walker, topic: str, group: str) -> None:
+    """Each partition and group is told of by one node, its leader or coordinator."""
+    text = "".join(walker.call("metrics") for _ in range(3))
+    for number in range(3):
+        lag = f'raftq_consumer_lag{{group="{group}",topic="{topic}",partition="{number}"}} '
+        assert text.count(lag) == 1
+        assert text.count(f'raftq_delayed_pending{{topic="{topic}",partition="{number}"}} ') == 1
+    assert f'raftq_settlements_total{{group="{group}",topic="{topic}",outcome="acked"}} ' in text
+    assert text.count(f'raftq_group_members{{group="{group}"}} ') == 1
 
 
 def about_topics(walker: Walker, topic: str) -> None:

@@ -23,7 +23,7 @@ from raftq.client.wire.errors import (
 from raftq.client.wire.record import Record
 from raftq.cluster.state import ClusterState, NodeState, PartitionState, TopicState
 from raftq.cluster.topic_config import topic_config
-from raftq.node.http.facts import ReplicaStats
+from raftq.node.http.facts import CoordinatedGroup, DelayedStats, GroupStats, ReplicaStats
 from raftq.node.http.gateway import Outcome, Outgoing, Page, Placed, Position
 from raftq.node.http.options import HttpOptions
 from raftq.node.http.server import HttpServer
@@ -88,6 +88,9 @@ class FakeFacts:
     def __init__(self, metadata: FakeMetadata) -> None:
         self.metadata: Any = metadata
         self.stats: list[ReplicaStats] = []
+        self.group_stats: list[GroupStats] = []
+        self.delayed_stats: list[DelayedStats] = []
+        self.coordinated_groups: list[CoordinatedGroup] = []
         self.problems: dict[str, tuple[bool, str]] = {"registered": (True, "the cluster knows it")}
 
     def uptime_s(self) -> float:
@@ -98,6 +101,15 @@ class FakeFacts:
 
     def replicas(self) -> Iterable[ReplicaStats]:
         return iter(self.stats)
+
+    def groups(self) -> Iterable[GroupStats]:
+        return iter(self.group_stats)
+
+    def delayed(self) -> Iterable[DelayedStats]:
+        return iter(self.delayed_stats)
+
+    def coordinated(self) -> Iterable[CoordinatedGroup]:
+        return iter(self.coordinated_groups)
 
     def checks(self) -> Mapping[str, tuple[bool, str]]:
         return self.problems

@@ -4,9 +4,9 @@ import pytest
 from http_fakes import FakeFacts, FakeMetadata, Rest, served
 from prometheus_client.parser import text_string_to_metric_families
 
-from raftq.node.http import exposition
+from raftq.node.http import exposition, queue_exposition
 from raftq.node.http.exposition import Exposition
-from raftq.node.http.facts import ReplicaStats
+from raftq.node.http.facts import CoordinatedGroup, DelayedStats, GroupStats, ReplicaStats
 from raftq.node.metrics import KEYS_MAX, LATENCY_BOUNDS_S, OTHER, NodeMetrics, Timings
 
 # Names of the seed systems, under our prefix, as far as what they count exists here.
@@ -22,6 +22,9 @@ SEED_NAMES = {
     "raftq_partition_leader": {"topic", "partition", "node"},
     "raftq_replication_lag_messages": {"topic", "partition", "follower"},
     "raftq_nodes_total": {"status"},
+    "raftq_consumer_lag": {"group", "topic", "partition"},
+    "raftq_visibility_timeout_total": {"group", "topic"},
+    "raftq_dlq_total": {"topic"},
 }
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -51,6 +54,7 @@ def scraped(facts: FakeFacts, metrics: NodeMetrics) -> Samples:
 def test_the_names_of_the_seed_systems_are_there_with_their_labels() -> None:
     facts, metrics = FakeFacts(FakeMetadata()), NodeMetrics()
     facts.stats = [replica(follower_ends={2: 45})]
+    facts.group_stats = [GroupStats("orders", 0, "billing", 3, counters={"acked": 1})]
     metrics.produced("orders", 0.001)
     metrics.refused("orders", "throttled")
     labels = {name: {label for label, _ in pairs} for name, pairs in scraped(facts, metrics)}
@@ -85,6 +89,47 @@ def test_figures_of_replicas_are_those_of_the_moment() -> None:
         if name == "raftq_partition_leader"
     }
     assert leads == {"0": 1, "1": 0}
+
+
+def test_groups_and_delays_are_shown_by_partition_and_their_counters_summed_by_topic() -> None:
+    facts = FakeFacts(FakeMetadata())
+    facts.group_stats = [
+        GroupStats("t", 0, "g", 7, 2, 1, True, {"acked": 5, "dead": 2, "lease_expired": 3}),
+        GroupStats("t", 1, "g", 1, 0, 0, False, {"acked": 4, "dead": 1}),
+        GroupStats("t", 0, "h", 0, 0, 0, False, {"dead": 10}),
+        GroupStats("t", 1, "readers", 9),
+    ]
+    facts.delayed_stats = [DelayedStats("t", 1, 12, 30, 4, 250)]
+    facts.coordinated_groups = [CoordinatedGroup("g", 3, 8)]
+    found = scraped(facts, NodeMetrics())
+
+    def value(name: str, **labels: str) -> float:
+        return found["raftq_" + name, tuple(sorted(labels.items()))]
+
+    assert value("consumer_lag", group="g", topic="t", partition="0") == 7
+    assert value("consumer_lag", group="readers", topic="t", partition="1") == 9
+    assert value("group_in_flight", group="g", topic="t", partition="0") == 2
+    assert value("group_waiting", group="g", topic="t", partition="0") == 1
+    assert value("group_paused", group="g", topic="t", partition="0") == 1
+    assert value("settlements_total", group="g", topic="t", outcome="acked") == 9
+    assert value("settlements_total", group="g", topic="t", outcome="dead_lettered") == 3
+    assert value("visibility_timeout_total", group="g", topic="t") == 3
+    assert value("dlq_total", topic="t") == 13
+    assert not [key for key in found if key[0] == "raftq_settlements_total" and
+                ("group", "readers") in key[1]]  # fmt: skip
+    assert value("delayed_pending", topic="t", partition="1") == 12
+    assert value("delayed_late_seconds_max", topic="t", partition="1") == 0.25
+    assert value("group_members", group="g") == 3
+    assert value("group_generation", group="g") == 8
+
+
+def test_the_number_of_group_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_exposition, "SERIES_MAX", 2)
+    facts = FakeFacts(FakeMetadata())
+    facts.group_stats = [GroupStats("t", number, "g", 1) for number in range(5)]
+    found = scraped(facts, NodeMetrics())
+    assert len([name for name, _ in found if name == "raftq_consumer_lag"]) == 2
+    assert found["raftq_metrics_groups_omitted", ()] == 3
 
 
 def test_the_cluster_is_counted_as_this_node_knows_it() -> None:
