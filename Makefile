@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 TESTS ?=
 SEEDS ?= 1000
 
-.PHONY: setup demo test sim check format bench clean types tools try-tools
+.PHONY: setup demo test sim check format chaos bench clean types tools try-tools
 
 setup: $(STAMP)
 
@@ -51,6 +51,10 @@ check: types
 format: $(STAMP)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+# Every scenario of faults against real nodes; `make chaos SEED=7` repeats a run.
+chaos: $(STAMP)
+	@$(BIN)/raftq chaos run --all $(if $(SEED),--seed $(SEED))
 
 bench: $(STAMP)
 	@$(BIN)/python -m raftq.node.bench $(BENCH)

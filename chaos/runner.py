@@ -237,6 +237,11 @@ class Runner:
                 Anomaly("unavailable", text + f"at most {self._scenario.gap_s_max:.1f} s are right")
             )
 
+        most = self._scenario.leader_changes_max
+        if most is not None and outcome.leader_changes > most:
+            text = f"{outcome.leader_changes} leader changes, at most {most} are right"
+            outcome.anomalies.append(Anomaly("election storm", text))
+
     def _rules(self) -> Rules:
         """Those of the scenario, with the times at which there had to be progress."""
         phases = {one.text: one.at for one in self._timeline.of("phase")}

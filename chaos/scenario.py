@@ -55,6 +55,8 @@ class Scenario:
     rules: Rules = field(default_factory=Rules)
     gap_s_max: float = inf
     """The longest time without an acknowledged record that the promise allows."""
+    leader_changes_max: int | None = None
+    """More would be a storm of elections."""
     finish_s: float = 60.0
     """For draining and reading back."""
     proxied: bool = False

@@ -1,0 +1,91 @@
+"""Faults of what queues and groups lean on: the coordinator, the topic of dead letters. (Shell.)"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from raftq.chaos.faults.processes import NOTHING
+from raftq.chaos.world import World
+from raftq.client.admin import Admin
+from raftq.client.connection import Connection
+from raftq.client.wire.errors import RaftqError
+from raftq.client.wire.group_messages import FindCoordinator
+
+ANSWER_MS = 8_000
+
+
+@dataclass(slots=True)
+class KillCoordinator:
+    """kill -9 of the node that coordinates a group, which is named after a topic of this kind."""
+
+    topic: str = "streams"
+    suffix: str = "-readers"
+    needs: ClassVar[frozenset[str]] = NOTHING
+    _node: int | None = field(default=None, init=False)
+
+    @property
+    def name(self) -> str:
+        return "kill coordinator"
+
+    def inject(self, world: World) -> str:
+        names = sorted({name for name, _ in world.leaders() if name.startswith(self.topic)})
+        for name in names:
+            found = asyncio.run(_coordinator(world, name + self.suffix))
+            if found is not None:
+                self._node = found
+                world.kill(found)
+                return f"node {found} killed, which coordinates {name}{self.suffix}"
+        self._node = world.rng.choice(world.ids)
+        world.kill(self._node)
+        return f"nobody coordinates; node {self._node} killed"
+
+    def heal(self, world: World) -> None:
+        if self._node is not None:
+            world.restart(self._node)
+            self._node = None
+
+
+async def _coordinator(world: World, group: str) -> int | None:
+    for node_id in world.ids:
+        host, _, port = world.direct(node_id).rpartition(":")
+        try:
+            async with await Connection.open(host, int(port)) as connection:
+                reply = await connection.request(FindCoordinator(group), timeout_s=2.0)
+                return reply.message.node_id
+        except RaftqError:
+            continue  # it is down; any other knows as much
+    return None
+
+
+@dataclass(slots=True)
+class LettersRefused:
+    """Topics of dead letters want one copy more than there are, while their sources go on: one node
+    is killed, and only these topics insist on it."""
+
+    needs: ClassVar[frozenset[str]] = NOTHING
+    _node: int | None = field(default=None, init=False)
+    _topics: list[str] = field(default_factory=list, init=False)
+
+    @property
+    def name(self) -> str:
+        return "dead letters refused"
+
+    def inject(self, world: World) -> str:
+        self._topics = sorted({name for name, _ in world.leaders() if name.endswith(".dlq")})
+        asyncio.run(_insist(world, self._topics, len(world.ids)))
+        self._node = world.rng.choice(world.ids)
+        world.kill(self._node)
+        return f"{self._topics} want {len(world.ids)} copies, node {self._node} killed"
+
+    def heal(self, world: World) -> None:
+        if self._node is not None:
+            world.restart(self._node)
+            asyncio.run(_insist(world, self._topics, None))
+            self._node = None
+
+
+async def _insist(world: World, topics: list[str], copies: int | None) -> None:
+    bootstrap = ",".join(world.direct(one) for one in world.ids)
+    async with Admin(bootstrap, timeout_ms=ANSWER_MS) as admin:
+        for name in topics:
+            await admin.alter_topic(name, {"min_insync": copies})

@@ -1,0 +1,63 @@
+"""Workloads and promises that scenarios share. (Data.)
+
+Where a majority is healthy there is progress: at least 20 operations per second in every 10 s, and
+something is answered within 5 s after a single fault.
+"""
+
+from dataclasses import replace
+
+from raftq.chaos.scene import Workload
+from raftq.chaos.verdict import Rules
+from raftq.chaos.workers import Habits
+from raftq.chaos.workloads.appends import Appends
+from raftq.chaos.workloads.changes import Changes
+from raftq.chaos.workloads.delays import Delays
+from raftq.chaos.workloads.queues import Queues
+from raftq.chaos.workloads.streams import Streams
+
+GAP_S = 5.0
+"""The bar for the longest time without an acknowledged record after a single fault."""
+PROGRESS = Rules(progress_min=20.0, recovery_s=GAP_S)
+SLOW = Rules(progress_min=3.0, recovery_s=GAP_S)
+"""Where every message is late, there is less progress."""
+SAFETY = Rules()
+"""Where no majority is left, nothing is promised but that nothing is lost."""
+PUNCTUAL = Rules(progress_min=20.0, recovery_s=GAP_S, max_deliveries=100, late_s=GAP_S)
+"""Of delayed records: the topic allows a hundred attempts."""
+WRONG_CLOCKS = Rules(
+    progress_min=20.0, recovery_s=GAP_S, max_deliveries=100, skew_s=4000.0, early_s=0.25
+)
+"""What nodes say about times is wrong by an hour; how early a record came is told by clients."""
+WRONG_CLOCKS_OF_QUEUES = replace(WRONG_CLOCKS, max_deliveries=3)
+SMALL_SEGMENTS = {"segment_bytes": 4096}
+CARELESS = Habits(lease_s=2.0, hold=25, late=10)
+"""Many workers forget what they hold, or speak when it is too late."""
+
+
+def appends() -> list[Workload]:
+    return [Appends()]
+
+
+def appends_in_small_segments() -> list[Workload]:
+    return [Appends(config=SMALL_SEGMENTS)]
+
+
+def streams() -> list[Workload]:
+    return [Streams()]
+
+
+def queues() -> list[Workload]:
+    return [Queues()]
+
+
+def delays() -> list[Workload]:
+    return [Delays()]
+
+
+def changes() -> list[Workload]:
+    return [Changes()]
+
+
+def everything() -> list[Workload]:
+    """All that has the same rules."""
+    return [Appends(per_second=20.0), Streams(per_second=15.0), Queues(per_second=12.0)]
