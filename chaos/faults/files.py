@@ -64,9 +64,11 @@ class _Damage:
         found = find(world.directory(node_id), self.kind, self.topic)
         chosen = sorted(world.rng.sample(found, min(self.count, len(found))))
         done = [self._damage(world, path) for path in chosen]
+        base = f"{world.directory(node_id)}{os.sep}"
         if not self.live and self.kind != "metadata":
             world.restart(node_id)
-        return f"node {node_id}: " + ("; ".join(done) or f"has no {self.kind} to damage")
+        told = "; ".join(done).replace(base, "") or f"has no {self.kind} to damage"
+        return f"node {node_id}: {told}"
 
     def _damage(self, world: World, path: Path) -> str:
         raise NotImplementedError
@@ -101,7 +103,7 @@ class BitFlip(_Damage):
             byte = file.read(1)[0]
             file.seek(position)
             file.write(bytes([byte ^ 1 << bit]))
-        return f"bit {bit} of byte {position} in {_short(path)}"
+        return f"bit {bit} of byte {position} in {path}"
 
 
 @dataclass(slots=True)
@@ -116,7 +118,7 @@ class Truncate(_Damage):
         size = path.stat().st_size
         left = world.rng.randrange(size)
         os.truncate(path, left)
-        return f"{_short(path)} has {left} of {size} bytes"
+        return f"{path} has {left} of {size} bytes"
 
 
 @dataclass(slots=True)
@@ -157,7 +159,3 @@ class OldCopy:
 def _kept(world: World, node_id: int) -> Path:
     directory = world.directory(node_id)
     return directory.with_name(f"{directory.name}.old-copy")
-
-
-def _short(path: Path) -> str:
-    return "/".join(path.parts[-4:])
