@@ -179,10 +179,8 @@ class Swizzle:
         return "swizzle"
 
     def inject(self, world: World) -> str:
-        count = world.rng.randint(2, len(world.ids))
-        nodes = world.rng.sample(world.ids, count)
-        lines = [(a, b) for i, a in enumerate(nodes) for b in nodes[i + 1 :]]
-        world.rng.shuffle(lines)
+        every = [(a, b) for a in world.ids for b in world.ids if a < b]
+        lines = world.rng.sample(every, world.rng.randint(len(every) // 2 + 1, len(every)))
         for a, b in lines:
             self._pairs += [(a, b), (b, a)]
             world.links.cut([(a, b), (b, a)])

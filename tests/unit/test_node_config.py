@@ -231,6 +231,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         ({"native": Address("::", 1)}, "advertised_host must be set"),
         ({"advertised_host": "0.0.0.0"}, "nobody can connect"),
         ({"advertised_host": "a b"}, "not a name"),
+        ({"advertised_port": 0}, "advertised_port is 0"),
+        ({"advertised_port": 65536}, "advertised_port is 65536"),
         ({"raft": Address(port=0)}, "raft.port must not be 0"),
         ({"raft": Address(port=7070)}, "different addresses"),
         ({"secret": b"short"}, "at least 16 bytes"),
