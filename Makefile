@@ -53,7 +53,7 @@ format: $(STAMP)
 	@$(BIN)/ruff check --fix .
 
 # Every scenario of faults against real nodes; `make chaos SEED=7` repeats a run.
-chaos: $(STAMP)
+chaos: $(STAMP) try-tools
 	@$(BIN)/raftq chaos run --all $(if $(SEED),--seed $(SEED))
 
 bench: $(STAMP)
