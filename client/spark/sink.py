@@ -24,6 +24,7 @@ from raftq.client.spark.appender import Appender
 from raftq.client.spark.layout import Router, check_schema, columns_of
 from raftq.client.spark.options import WriteOptions, write_options
 from raftq.client.spark.outgoing import Cutter, Destination, Encoder, place
+from raftq.client.spark.worker_input import check_complete
 from raftq.client.wire.codecs import CODECS
 from raftq.client.wire.errors import ConfigError, InternalError
 
@@ -87,6 +88,7 @@ def write_rows(options: WriteOptions, scope: str, task: int, iterator: Iterator[
         writing = _Writing(options, Encoder(scope, task, CODECS[options.compression]), appender)
         for batch in iterator:
             writing.add(batch, task)
+        check_complete()
         return writing.finish(task)
 
 
