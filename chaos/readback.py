@@ -26,8 +26,6 @@ from raftq.client.wire.proof import cluster_proof
 
 STRANDS = ("data", "ledger", "delays")
 LOOK_EVERY_S = 0.2
-SETTLE_S = 20.0
-"""For how long copies may still differ: a follower may be some batches behind."""
 
 Rows = list[tuple[int, str]]
 Copies = dict[int, Rows]
@@ -151,28 +149,30 @@ async def read_copies(scene: Scene, topic: TopicDescription, final: Final, deadl
     When they do not agree for a long time they are taken as they are, for the checkers.
     """
     loop = asyncio.get_running_loop()
-    settled_at = min(deadline, loop.time() + SETTLE_S)
+    settled_at = min(deadline, loop.time() + scene.settle_s)
     for one in topic.partitions:
-        place = (topic.name, one.partition)
         for number, strand in enumerate(STRANDS):
-            copies: Copies = {}
-
-            async def are_same(
-                number: int = number, nodes: tuple[int, ...] = one.replicas,
-                place: Partition = place, copies: Copies = copies,
-            ) -> str:  # fmt: skip
-                copies.clear()
-                for node in nodes:
-                    copies[node] = await read_copy(scene, node, topic.topic_id, place[1], number)
-                return "" if _agree(copies) else f"copies of {place} differ"
-
-            try:
-                await until(are_same, settled_at, f"{strand} of {place}")
-            except NotDrained:
-                if set(copies) != set(one.replicas):
-                    raise
+            log = (topic.topic_id, one.partition, number)
+            copies = await _read_all(scene, log, one.replicas, deadline)
+            while not _agree(copies) and loop.time() < settled_at:
+                await pause(LOOK_EVERY_S)
+                copies = await _read_all(scene, log, one.replicas, deadline)
             if any(copies.values()):
-                final.copies[(*place, strand)] = dict(copies)
+                final.copies[topic.name, one.partition, strand] = copies
+
+
+async def _read_all(
+    scene: Scene, log: tuple[int, int, int], nodes: Iterable[int], deadline: float
+) -> Copies:
+    copies: Copies = {}
+
+    async def are_read() -> str:
+        for node in nodes:
+            copies[node] = await read_copy(scene, node, *log)
+        return ""
+
+    await until(are_read, deadline, f"reading the copies of {log}")
+    return copies
 
 
 def _agree(copies: Copies) -> bool:

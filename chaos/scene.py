@@ -14,6 +14,7 @@ from typing import Protocol
 from raftq.chaos.history import Final, History
 
 DRAIN_S = 60.0
+SETTLE_S = 20.0
 
 
 class NotDrained(Exception):
@@ -37,6 +38,8 @@ class Scene:
     """The cluster's. Only with it can the copies of single nodes be read back and compared."""
     drain_s: float = DRAIN_S
     """For the whole of a workload's `finish`."""
+    settle_s: float = SETTLE_S
+    """For how long the copies of a log may differ then: one may be behind, or under repair."""
 
 
 class Workload(Protocol):

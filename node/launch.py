@@ -27,6 +27,8 @@ def launch(config: NodeConfig, ready_file: str | None = None) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(ready_file)
     run_node = import_module("raftq.node.app").run_node
+    if broken := os.environ.get("RAFTQ_SABOTAGE"):
+        import_module("raftq.node.sabotage").break_promises(broken)
 
     def ready(node: Any) -> None:
         if ready_file is not None:
