@@ -69,6 +69,7 @@ from raftq.node.queues.courier import NodeCourier
 from raftq.node.server.session import Handler, Session
 from raftq.node.server.tcp import TcpServer
 from raftq.node.services import Services
+from raftq.node.steady_clock import SteadyClock, elapsed_s
 from raftq.node.storage.disk import Disk, Lock, RealDisk
 from raftq.node.storage.flusher import Flusher
 from raftq.node.storage.syncer import Syncer
@@ -402,13 +403,14 @@ async def run_node(config: NodeConfig, ready: Callable[[Node], None] | None = No
         loop.add_signal_handler(number, stop.set)
     around = surroundings(os.environ, config.node_id, wall_ms)
     if around is None:
-        node = Node(config, disk=RealDisk(), rng=SystemRandom(), wall_ms=wall_ms)
+        clock = SteadyClock(wall_ms, elapsed_s)
+        node = Node(config, disk=RealDisk(), rng=SystemRandom(), wall_ms=clock)
     else:
         node = Node(
             config,
             disk=around.disk,
             rng=SystemRandom(),
-            wall_ms=around.wall_ms,
+            wall_ms=SteadyClock(around.wall_ms, elapsed_s),
             boot=around.boot,
         )
     stopping = loop.create_task(stop.wait())
