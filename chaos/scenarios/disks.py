@@ -14,6 +14,8 @@ from raftq.chaos.scenarios.loads import (
     appends,
     appends_in_small_segments,
     delays,
+    durable_appends,
+    durable_queues,
     queues,
 )
 
@@ -30,8 +32,8 @@ DISKS = (
     Scenario(
         name="power-cut-all",
         rows=(20,),
-        promise="The same holds when all nodes lose power at once.",
-        workloads=appends,
+        promise="The same holds when all nodes lose power at once, of topics with fsync always.",
+        workloads=durable_appends,
         plan=(
             Step(2, PowerCut(None), 2, majority=False),
             Step(12, PowerCut(None), 2, majority=False),
@@ -43,8 +45,9 @@ DISKS = (
     Scenario(
         name="power-cut-all-queues",
         rows=(20, 34),
-        promise="Leases and settlements that were answered survive a power cut of all nodes.",
-        workloads=queues,
+        promise="Leases and settlements that were answered survive a power cut of all nodes with "
+        "fsync always.",
+        workloads=durable_queues,
         plan=(Step(4, PowerCut(None), 2, majority=False),),
         rules=SAFETY,
         gap_s_max=15.0,
@@ -55,7 +58,7 @@ DISKS = (
         rows=(21,),
         promise="A last write that is torn is found by its checksum and cut, never into what was "
         "acknowledged.",
-        workloads=appends,
+        workloads=durable_appends,
         plan=(
             Step(2, PowerCut("leader", "appends", torn=True), 3),
             Step(9, PowerCut(None, torn=True), 2, majority=False),

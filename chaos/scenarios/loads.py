@@ -29,6 +29,7 @@ WRONG_CLOCKS = Rules(
 )
 """What nodes say about times is wrong by an hour; how early a record came is told by clients."""
 WRONG_CLOCKS_OF_QUEUES = replace(WRONG_CLOCKS, max_deliveries=3)
+SYNCED = {"fsync": "always"}
 SMALL_SEGMENTS = {"segment_bytes": 4096}
 CARELESS = Habits(lease_s=2.0, hold=25, late=10)
 """Many workers forget what they hold, or speak when it is too late."""
@@ -40,6 +41,15 @@ def appends() -> list[Workload]:
 
 def appends_in_small_segments() -> list[Workload]:
     return [Appends(config=SMALL_SEGMENTS)]
+
+
+def durable_appends() -> list[Workload]:
+    """Synced before they are acknowledged: that is what survives a power cut of all nodes."""
+    return [Appends(config=SYNCED)]
+
+
+def durable_queues() -> list[Workload]:
+    return [Queues(config=SYNCED)]
 
 
 def streams() -> list[Workload]:
