@@ -1,6 +1,8 @@
 """Batch reads of real topics by a real Spark: what, from where to where, and through failures."""
 
 import json
+import os
+import threading
 import time
 
 import pytest
@@ -151,3 +153,46 @@ def test_wrong_options_are_refused_all_at_once(session, cluster):
 def test_a_topic_that_is_not_there_is_named(session, cluster):
     with pytest.raises(Exception, match="no topic is named 'nothing-here'"):
         reader(session, cluster, subscribe="nothing-here").load().count()
+
+
+def test_the_leader_may_be_killed_while_a_job_reads(session, cluster, admin, topic):
+    """
+    1. A job reads three partitions in small fetches and stops after its first rows.
+    2. The leader of partition 0 is killed; the job goes on.
+    3. It ends well, with every record once.
+    """
+    admin.create_topic(topic, partitions=3, replication=3)
+    pad = b" " * 2000
+    with Producer(cluster.bootstrap) as producer:
+        for number in range(4000):
+            value = b"%d" % number + pad
+            producer.send(topic, value, partition=number % 3)
+        producer.flush()
+    leader = admin.describe_topic(topic).partitions[0].leader
+    marks = cluster.files.directory + f"/{topic}"
+
+    def step(rows):
+        for number, row in enumerate(rows):
+            if number == 50:
+                open(f"{marks}-ready", "w").close()
+                deadline = time.monotonic() + 30
+                while not os.path.exists(f"{marks}-killed") and time.monotonic() < deadline:
+                    time.sleep(0.05)
+            yield int(row.value)
+
+    def kill():
+        deadline = time.monotonic() + 30
+        while not os.path.exists(f"{marks}-ready") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        cluster.kill(leader)
+        open(f"{marks}-killed", "w").close()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        read = reader(session, cluster, subscribe=topic, fetchBytes="65536", batchBytes="65536")
+        found = read.load().rdd.mapPartitions(step).collect()
+    finally:
+        killer.join()
+        cluster.restart(leader)
+    assert sorted(found) == list(range(4000))
