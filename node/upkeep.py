@@ -172,11 +172,10 @@ class Upkeep:
         topic_id, partition, number = strand.key
         parts: list[bytes] = []
         size = 0
-        need = damage.end_position - damage.position
         offset = damage.start
-        while size < need:
-            if need > REPAIR_BYTES_MAX:
-                raise CorruptBatch(f"{need} damaged bytes are more than can be repaired at once")
+        while offset < damage.end:
+            if max(size, damage.end_position - damage.position) > REPAIR_BYTES_MAX:
+                raise CorruptBatch(f"[{offset},{damage.end}) is more than can be repaired at once")
             reply = await connection.request(
                 ReadReplica(topic_id, partition, offset, REPAIR_READ_BYTES, number)
             )

@@ -2,6 +2,9 @@
 
 The bytes are overwritten in place: a crash in the middle leaves damage where damage was. The index
 is made again afterwards, because what was damaged when it was made is missing in it.
+
+Damage has its old length, with one exception: a sealed segment that lost its end has too few bytes
+there, and nothing behind them, so the good copy may be longer.
 """
 
 from raftq.client.wire.batch import Buffer
@@ -26,9 +29,16 @@ def repair_damage(segments: Segments, reader: Reader, offset: int, batches: Buff
             f"offsets {damage.start} to {damage.end} have no bytes here that could be repaired"
         )
     view = memoryview(batches)
-    _check_fit(segments, segment, damage, view)
     file = segments.file_of(segment)
+    at_end = (
+        not isinstance(segment.facts, SegmentIndex)
+        and damage.end == segment.facts.end_offset
+        and damage.end_position >= file.size
+    )
+    _check_fit(segments, segment, damage, view, at_end)
     file.write_at(damage.position, view)
+    if damage.position + len(view) < file.size and at_end:
+        file.truncate(damage.position + len(view))
     file.sync()
     if isinstance(segment.facts, SegmentIndex):
         segment.facts = _index_again(segments, segment, segment.facts)
@@ -39,10 +49,10 @@ def repair_damage(segments: Segments, reader: Reader, offset: int, batches: Buff
 
 
 def _check_fit(
-    segments: Segments, segment: Segment, damage: DamagedRange, view: memoryview
+    segments: Segments, segment: Segment, damage: DamagedRange, view: memoryview, at_end: bool
 ) -> None:
     room = damage.end_position - damage.position
-    if len(view) != room:
+    if not len(view) or (len(view) != room and not at_end):
         raise CorruptBatch(
             f"{len(view)} bytes do not fit the {room} damaged ones of {segment.path} "
             f"at byte {damage.position}"

@@ -75,6 +75,8 @@ def _scan_good(file: File, index: SegmentIndex, end: int, stop: int) -> str | No
             front = read_front(window, 0)
             if front is None or not len(window) < front.length <= end - position:
                 return _why_not(window, index.end_offset)
+            if needed >= front.length:
+                return _why_not(window, index.end_offset)  # the file is shorter than it was
             needed = front.length
     return None
 

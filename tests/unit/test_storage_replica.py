@@ -1,6 +1,7 @@
 """What a replica asks of its log: stamped appends, epochs, reset, repair, and syncs on the loop."""
 
 import asyncio
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -357,6 +358,37 @@ def test_several_damaged_batches_in_a_row_are_repaired_at_once(
     raw = content(leader)[: found.end_position]
     follower.repair(found.end - 1, raw)
     assert everything(follower) == good
+
+
+@pytest.mark.parametrize("left", [1, 87, 200, -1])
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_sealed_segment_that_lost_its_end_gets_it_back(
+    open_log: Open, tmp_path: Path, left: int, reopened: bool
+) -> None:
+    """`left` bytes of it are left, or all but so many."""
+    leader, follower = lead(open_log("leader"), 100), open_log()
+    copy(leader, follower)
+    good = everything(follower)
+    victim = segment_files(tmp_path)[1]
+    if reopened:
+        follower.close()
+    os.truncate(victim, left if left > 0 else victim.stat().st_size + left)
+    if reopened:
+        follower = open_log()
+    find_damage(follower)
+    (found,) = follower.damaged
+    parts, offset = [], found.start
+    while offset < found.end:
+        batch = leader.batch_at(offset)
+        parts.append(leader.read(offset, 1))
+        offset = batch.end_offset
+    with pytest.raises(CorruptBatch):
+        follower.repair(found.start, b"".join(parts)[:-1])
+    follower.repair(found.start, b"".join(parts))
+    assert follower.damaged == []
+    assert everything(follower) == good
+    follower.close()
+    assert everything(open_log()) == good
 
 
 def test_repair_refuses_what_does_not_fit(open_log: Open, tmp_path: Path) -> None:
