@@ -4,8 +4,9 @@ A writer process enqueues messages in five lanes, some delayed, some poisoned, a
 call what was acknowledged. It dies by SIGKILL at a random instant. The queue is opened again and
 everything in it compared with what was acknowledged; a second writer sends the rest; four threads
 consume it all. Then three nodes are started as real processes, two producers write to them, and the
-busiest leader is killed twice (cluster.py). Last, workers share a topic of these nodes as one group
-(group.py). The last line and the exit code follow from the checks made on the way.
+busiest leader is killed twice (cluster.py). Then workers share a topic of these nodes as one group
+(group.py), and Spark reads everything while a leader is killed (spark_story.py). The last line and
+the exit code follow from the checks made on the way.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from raftq.node.demo.consumers import BATCHES, RATE_PART, Tally, consume_all
 from raftq.node.demo.group import run_group_story
 from raftq.node.demo.group_checks import judge_group
 from raftq.node.demo.plan import plan
+from raftq.node.demo.spark_story import judge_spark, run_spark_story
 from raftq.node.demo.writer import OPTIONS, run_writer, write
 from raftq.node.embedded.message import DeadLetter
 from raftq.node.embedded.queue import Queue
@@ -67,6 +69,8 @@ class Demo:
             self._checks += judge_cluster(story)
             shared = run_group_story(cluster.bootstrap, self._say)
             self._checks += judge_group(shared)
+            spark = run_spark_story(cluster, self._say)
+            self._checks += judge_spark(spark) if spark is not None else []
         for table in (
             report.checks_table(self._checks),
             report.shares_table(tally.seen.lanes),
@@ -78,6 +82,11 @@ class Demo:
             report.shares_table(shared.lanes(), "Shares in the group while all lanes are busy"),
         ):
             self._console.print(table)
+        if spark is not None:
+            rate = spark.records / spark.seconds
+            self._say(
+                f"Spark read {spark.records} records in {spark.seconds:.1f} s ({rate:,.0f}/s)"
+            )
         passed, sentence = verdict(self._checks)
         self._console.print(Text(sentence, style="bold green" if passed else "bold red"))
         return passed
