@@ -55,7 +55,7 @@ class Crew:
         overseer = self._recorder(f"{self.group} overseer")
 
         async def is_empty() -> str:
-            self._hire(replace(ONLY_ACK, lease_s=self._habits.lease_s))
+            self.work_well()
             for place in self._places:
                 reply = await overseer.ask(place, DescribeQueue(*place, self.group))
                 for one in reply.message.groups:
@@ -70,6 +70,10 @@ class Crew:
         finally:
             await overseer.close()
             await self._dismiss()
+
+    def work_well(self) -> None:
+        """Have enough workers that only acknowledge, until they are dismissed by `drain`."""
+        self._hire(replace(ONLY_ACK, lease_s=self._habits.lease_s))
 
     def _recorder(self, name: str) -> Recorder:
         scene = self._scene
