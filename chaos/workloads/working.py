@@ -19,7 +19,10 @@ STOP_S = 15.0
 
 
 class Crew:
-    """Workers with one habit. `run` keeps their number up, `drain` works until nothing is left."""
+    """Workers with one habit. `run` keeps their number up, `drain` works until nothing is left.
+
+    Between the two they go on: nobody is to wait for a record because the run is over.
+    """
 
     def __init__(
         self,
@@ -42,13 +45,12 @@ class Crew:
         self._at_work: dict[asyncio.Task[None], tuple[QueueWorker, Recorder]] = {}
 
     async def run(self) -> None:
-        """Until the scene stops; then until every worker has said what it had to say."""
+        """Until the scene stops."""
         while not self._scene.stopping.is_set():
             self._hire(self._habits)
             await pause(0.1)
             if self._rng.random() < self._deaths_per_minute / 600 and self._at_work:
                 await self._kill(self._rng.choice(list(self._at_work)))
-        await self._dismiss()
 
     async def drain(self, deadline: float) -> None:
         """Everything heals: settle what is left, until the group has nothing to do any more."""
@@ -74,6 +76,10 @@ class Crew:
     def work_well(self) -> None:
         """Have enough workers that only acknowledge, until they are dismissed by `drain`."""
         self._hire(replace(ONLY_ACK, lease_s=self._habits.lease_s))
+
+    def keep_up(self) -> None:
+        """Replace those that failed."""
+        self._hire(self._habits)
 
     def _recorder(self, name: str) -> Recorder:
         scene = self._scene
