@@ -49,6 +49,10 @@ class Lease:
     delivery: Delivery
     said: list[Settlement] = field(default_factory=list)
 
+    def when(self) -> tuple[float, int]:
+        """When it was granted, by a clock that all nodes share."""
+        return self.delivery.granted, self.delivery.attempt
+
     def alive_until(self, skew_s: float) -> float:
         """Until when nobody else may have the record, for certain."""
         end = self.delivery.deadline - skew_s
@@ -86,6 +90,18 @@ def leases_of(history: History, rules: Rules) -> dict[LeaseKey, list[Lease]]:
     when their time was over are left out: another may have overtaken them.
     """
     clocks_agree = rules.skew_s <= SKEW_S_SMALL
+    found = all_leases(history)
+    for key, leases in found.items():
+        if clocks_agree:
+            leases.sort(key=Lease.when)
+        else:
+            in_time = [one for one in leases if one.delivery.at < one.delivery.deadline]
+            found[key] = sorted(in_time, key=lambda one: one.delivery.at)
+    return found
+
+
+def all_leases(history: History) -> dict[LeaseKey, list[Lease]]:
+    """Every record of every group, with its leases and what was said about them."""
     found: dict[LeaseKey, list[Lease]] = {}
     by_receipt: dict[tuple[LeaseKey, str], Lease] = {}
     for one in history.of(Delivery):
@@ -96,12 +112,6 @@ def leases_of(history: History, rules: Rules) -> dict[LeaseKey, list[Lease]]:
         key = (said.group, said.place, said.offset)
         if (known := by_receipt.get((key, said.receipt))) is not None:
             known.said.append(said)
-    for key, leases in found.items():
-        if clocks_agree:
-            leases.sort(key=lambda one: (one.delivery.granted, one.delivery.attempt))
-        else:
-            in_time = [one for one in leases if one.delivery.at < one.delivery.deadline]
-            found[key] = sorted(in_time, key=lambda one: one.delivery.at)
     return found
 
 
@@ -206,7 +216,8 @@ def _check_next(earlier: list[Lease], lease: Lease, rules: Rules) -> Iterator[An
 
 def check_drained(history: History, final: Final, rules: Rules) -> Iterator[Anomaly]:
     """A queue that is empty has been emptied by somebody."""
-    leases = leases_of(history, rules)
+    leases = all_leases(history)
+    clocks_agree = rules.skew_s <= SKEW_S_SMALL
     ends = {(one.topic, one.value): one.expires_at for one in history.of(Publish)}
     dead = {(one.group, (one.topic, one.partition), one.offset) for one in final.letters}
     for group, topics in final.drained.items():
@@ -215,11 +226,12 @@ def check_drained(history: History, final: Final, rules: Rules) -> Iterator[Anom
                 continue
             for offset, value in rows:
                 key = (group, place, offset)
-                settled = key in dead or ends.get((place[0], value))
-                if leases.get(key):
+                held = leases.get(key, [])
+                if clocks_agree:
                     # Only the last one counts: what was said about an earlier one was refused.
-                    settled = settled or any(True for _ in leases[key][-1].ends_it(rules))
-                if not settled:
+                    held = sorted(held, key=Lease.when)[-1:]
+                settled = any(True for lease in held for _ in lease.ends_it(rules))
+                if not settled and key not in dead and not ends.get((place[0], value)):
                     yield Anomaly("forgotten", f"{value!r} at {offset} of {place} by {group}")
 
 

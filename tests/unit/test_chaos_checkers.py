@@ -352,6 +352,17 @@ def test_another_record_at_the_leased_offset(story: Story) -> None:
     assert story.kinds() == ["two values"]
 
 
+def test_nothing_is_forgotten_because_a_clock_was_an_hour_behind(story: Story) -> None:
+    for offset in range(3):
+        lease = story.lease(offset, 5000.0, granted=1400.0, deadline=1410.0)
+        story.say(lease, "ack", 5001.0)
+    story.final.drained = {"g": ["t"]}
+    assert judge(story.history, story.final, Rules(skew_s=7200.0)) == []
+    story.history.operations.pop()
+    forgotten = judge(story.history, story.final, Rules(skew_s=7200.0))
+    assert [one.kind for one in forgotten] == ["forgotten"]
+
+
 def test_forgotten_record(story: Story) -> None:
     story.say(story.lease(0, 1.0), "ack", 2.0)
     story.say(story.lease(1, 1.0), "ack", 2.0)
