@@ -35,6 +35,8 @@ WARM_S = 10.0
 STOP_S = 30.0
 FINISH_S_MORE = 10.0
 POLL_S = 0.05
+BEHIND_S = 1.0
+"""How late a plan may be; some faults take their time, as a restart does."""
 GRACE_S = 5.0
 """After a majority is whole again, for elections."""
 
@@ -156,6 +158,9 @@ class Runner:
             await pause(max(0.0, started + one.at - self._clock()))
             what = f"{'injecting' if one.injects else 'healing'} {one.step.fault.name}"
             await self._guarded(what, self._do(partial(self._act, one)))
+            behind = self._clock() - (started + one.at)
+            if behind > BEHIND_S:
+                started += behind  # what comes next keeps its distance, quiet times stay quiet
 
     def _act(self, action: Action) -> None:
         """In the hand's thread."""

@@ -71,6 +71,7 @@ PAIRS: tuple[tuple[Make, Make], ...] = (
 )
 GRAVE_SHARE, PAIR_SHARE = 0.12, 0.15
 FIRST_S = 5.0
+SEGMENTS = {"segment_bytes": 16 * 1024}
 QUIET_S = 15.0
 PROGRESS = Rules(progress_min=20.0, recovery_s=5.0)
 
@@ -93,7 +94,11 @@ def soak_scenario(minutes: float, nodes: int, seed: int, abilities: frozenset[st
 
 
 def _workloads() -> list[Workload]:
-    return [Appends(per_second=15.0), Streams(per_second=10.0), Queues(per_second=8.0)]
+    return [
+        Appends(per_second=15.0, config=SEGMENTS),
+        Streams(per_second=10.0),
+        Queues(per_second=8.0),
+    ]
 
 
 def _plan(seconds: float, rng: Random, abilities: frozenset[str]) -> list[Step]:
