@@ -122,7 +122,6 @@ class Delays:
         deadline = deadline_of(scene)
 
         async def all_are_due() -> str:
-            self._crew.keep_up()
             self._crew.work_well()  # what comes due meanwhile is not to be late for want of workers
             left_s = self._last_due - scene.clock()
             return f"the last record is due in {left_s:.1f} s" if left_s > 0 else ""
@@ -142,7 +141,7 @@ class Delays:
             )
 
     async def _all_fired(self) -> str:
-        self._crew.keep_up()
+        self._crew.work_well()
         for number in range(self._partitions):
             place = (self.topic, number)
             pending = (await self._canceller.ask(place, DelayStats(*place))).message.pending

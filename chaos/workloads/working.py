@@ -54,6 +54,7 @@ class Crew:
 
     async def drain(self, deadline: float) -> None:
         """Everything heals: settle what is left, until the group has nothing to do any more."""
+        await self._dismiss()
         overseer = self._recorder(f"{self.group} overseer")
 
         async def is_empty() -> str:
@@ -76,10 +77,6 @@ class Crew:
     def work_well(self) -> None:
         """Have enough workers that only acknowledge, until they are dismissed by `drain`."""
         self._hire(replace(ONLY_ACK, lease_s=self._habits.lease_s))
-
-    def keep_up(self) -> None:
-        """Replace those that failed."""
-        self._hire(self._habits)
 
     def _recorder(self, name: str) -> Recorder:
         scene = self._scene
