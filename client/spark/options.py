@@ -82,6 +82,8 @@ class WriteOptions:
     batch_bytes: int = MIB
     batch_records: int = 4_000
     delivery_timeout_ms: int = 120_000
+    records_per_second: int = 0
+    """Of each task; 0 for as fast as it goes."""
     write_id: str = ""
     """A name for a batch write: the same rows written again under it are not appended again."""
 
@@ -192,6 +194,7 @@ def write_options(given: Mapping[str, str], streaming: bool) -> WriteOptions:
         batch_bytes=told.whole("batchBytes", MIB, 1024, BATCH_BYTES_MAX // 2),
         batch_records=told.whole("batchRecords", 4_000, 1, 100_000),
         delivery_timeout_ms=told.whole("deliveryTimeoutMs", 120_000),
+        records_per_second=told.whole("recordsPerSecond", 0, 0),
         write_id=told.text("writeId"),
     )
     if streaming and options.write_id:

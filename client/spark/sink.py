@@ -9,6 +9,7 @@ micro-batch; for a batch write an id that is made when it is planned, or the opt
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from time import perf_counter, sleep
 from typing import Any
 
 from pyspark import TaskContext
@@ -101,6 +102,8 @@ class _Writing:
         self._encoder = encoder
         self._appender = appender
         self._written = Written(0, 0)
+        self._rate = options.records_per_second
+        self._began = perf_counter()
 
     def add(self, batch: Any, task: int) -> None:
         for to, rows in self._router.route(batch):
@@ -125,4 +128,8 @@ class _Writing:
         raw = self._encoder.encode(to, number, columns, known, now_ms)
         self._appender.put(where, raw, to.delayed)
         self._written.rows += len(rows)
+        if self._rate:
+            ahead_s = self._written.rows / self._rate - (perf_counter() - self._began)
+            if ahead_s > 0:
+                sleep(ahead_s)
         self._written.batches += 1

@@ -22,6 +22,7 @@ from raftq.node.cli.node import node
 from raftq.node.cli.output import Commands, whole_writes
 from raftq.node.cli.produce import produce
 from raftq.node.cli.queue import queue_app
+from raftq.node.cli.spark import spark_app
 from raftq.node.cli.topic import topic_app
 from raftq.node.cli.work import work
 
@@ -38,6 +39,7 @@ app.add_typer(group_app, name="group")
 app.add_typer(dlq_app, name="dlq")
 app.add_typer(delay_app, name="delay")
 app.add_typer(queue_app, name="queue")
+app.add_typer(spark_app, name="spark")
 app.command(context_settings=bench.SETTINGS)(bench.bench)
 app.add_typer(chaos_app, name="chaos")
 
