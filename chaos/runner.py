@@ -118,7 +118,7 @@ class Runner:
         finally:
             eyes.cancel()
             await asyncio.gather(eyes, return_exceptions=True)
-            await self._do(self._heal_all)
+            await self._guarded("healing", self._do(self._heal_all))
             self._hand.shutdown()
         await self._judge()
         return outcome
