@@ -43,7 +43,7 @@ REPLICAS_MAX = 64
 """In one list of a command; a topic may have fewer, see topic_config.py."""
 
 Settings = Annotated[Mapping[str, Detail], Most(64)]
-Lost = Literal["nothing", "tail", "everything"]
+Lost = Literal["nothing", "tail", "past", "everything"]
 """`tail`: what was not synced when the machine went down; `everything`: the disk is another one."""
 
 
@@ -146,6 +146,8 @@ class RegisterNode(Command):
     rack: Name
     incarnation: Offset
     lost: Lost = "nothing"
+    before: Offset | None = None
+    """The incarnation that the data directory was registered as, if it was."""
 
 
 @_command

@@ -43,10 +43,18 @@ def register_node(state: ClusterState, command: RegisterNode) -> Answer:
     if new == old:
         return None, []
     state.nodes[node_id] = new
+    lost = command.lost
+    if (
+        old is not None
+        and restarted
+        and lost != "everything"
+        and command.before not in (None, old.incarnation)
+    ):
+        lost = "past"  # its directory is older than what was last known of it
 
     def edit(topic: TopicState, partition: PartitionState) -> PartitionState:
         leader = partition.leader
-        isr = _isr_without(topic, partition, node_id, command.lost)
+        isr = _isr_without(topic, partition, node_id, lost)
         if isr == partition.isr and leader != node_id:
             return partition
         if leader == node_id:
@@ -63,8 +71,9 @@ def _isr_without(
     """The isr after one of its nodes may have lost data.
 
     A tail costs a node its place where others are in sync; not with fsync `always`, where nothing
-    is acknowledged before it is synced. When the last one in sync has lost everything, the other
-    copies are the best there is: an empty log must not lead, because all others would be cut to it.
+    is acknowledged before it is synced. Logs that went back in time cost it in any case. When the
+    last one in sync has lost everything, the other copies are the best there is: an empty log must
+    not lead, because all others would be cut to it.
     """
     isr = partition.isr
     if lost == "nothing" or node_id not in isr:

@@ -44,7 +44,7 @@ from raftq.client.wire.node_messages import (
     WatchMetadata,
 )
 from raftq.client.wire.proof import check_proof, cluster_proof
-from raftq.cluster.commands import FenceNode, Lost, RegisterNode
+from raftq.cluster.commands import FenceNode, RegisterNode
 from raftq.cluster.consensus_config import ConsensusConfig
 from raftq.cluster.controller_driver import ControllerDriver
 from raftq.cluster.membership import Membership
@@ -62,7 +62,7 @@ from raftq.node.data_handlers import DataHandlers
 from raftq.node.facts import Facts
 from raftq.node.http.client_gateway import ClientGateway
 from raftq.node.http.server import HttpServer
-from raftq.node.identity import Identity, boot_id, remember, what_was_lost
+from raftq.node.identity import Identity, Loss, boot_id, remember, what_was_lost
 from raftq.node.metering import meter
 from raftq.node.partitions import Partitions
 from raftq.node.queues.courier import NodeCourier
@@ -226,8 +226,8 @@ class Node:
         disk.make_directory(config.data_dir)
         self._lock = disk.lock(f"{config.data_dir}/lock")
         boot = boot_id() if self._boot is None else self._boot
-        self._identity = Identity(config.node_id, config.cluster_id, boot)
-        lost = what_was_lost(disk, config.data_dir, self._identity)
+        self._identity = Identity(config.node_id, config.cluster_id, boot, self.incarnation)
+        loss = what_was_lost(disk, config.data_dir, self._identity)
         await self.metadata.start()
         await self.server.__aenter__()
         self._listening = True
@@ -237,7 +237,7 @@ class Node:
         self.spawn(self.driver.run())
         self.membership = Membership(
             self.metadata,
-            self._registration(lost),
+            self._registration(loss),
             config.heartbeat_ms,
             self._peer_options(),
             self.driver,
@@ -255,7 +255,7 @@ class Node:
         self._serving = True
         logger.info(
             "node=%d serves native=%s:%d incarnation=%d lost=%s",
-            self.node_id, config.host, self.native_port, self.incarnation, lost,
+            self.node_id, config.host, self.native_port, self.incarnation, loss.lost,
         )  # fmt: skip
 
     async def drain(self) -> None:
@@ -372,7 +372,7 @@ class Node:
         self._beating[session] = message.node_id
         return self.driver.heartbeat(message.node_id, message.incarnation)
 
-    def _registration(self, lost: Lost) -> RegisterNode:
+    def _registration(self, loss: Loss) -> RegisterNode:
         config = self.config
         return RegisterNode(
             node_id=config.node_id,
@@ -382,7 +382,8 @@ class Node:
             raft_address=config.raft_address if config.is_voter else "",
             rack=config.rack,
             incarnation=self.incarnation,
-            lost=lost,
+            lost=loss.lost,
+            before=loss.before,
         )
 
 

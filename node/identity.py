@@ -1,14 +1,19 @@
 """What a node remembers of itself in its data directory, and what it can still vouch for. (Shell.)
 
-    {data_dir}/node.json    node_id, cluster_id, boot_id, clean
+    {data_dir}/node.json          node_id, cluster_id, boot_id, incarnation, clean
+    {data_dir}/logs/incarnation   the same incarnation
 
 A killed process loses nothing: what it wrote is in the kernel's page cache. A machine that went
 down may have lost what was not synced. `boot_id` tells the two apart: it changes when the kernel
 starts. A node whose tail may be lost says so when it registers, and counts as in sync only when it
 has caught up again. A directory without the file is one that lost everything.
 
-The file is written after the registration was decided, and not before: a second crash in between
-must not make the node forget what it has to confess.
+A disk that was put back to an older copy looks whole. But the incarnation in it is an older one: if
+only the logs are older, than that in node.json; if everything is, than what the metadata knows.
+
+The files are written after the registration was decided, and not before: a second crash in between
+must not make the node forget what it has to confess. If it comes in between the two, the logs count
+as older than they are.
 """
 
 import json
@@ -20,6 +25,8 @@ from raftq.node.storage.disk import Disk
 
 FORMAT = 1
 FILE_BYTES_MAX = 64 * 1024
+MARK_NAME = "incarnation"
+MARK = f"logs/{MARK_NAME}"
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
@@ -30,13 +37,22 @@ class Identity:
     node_id: int
     cluster_id: str
     boot_id: str
+    incarnation: int = 0
 
 
-def what_was_lost(disk: Disk, data_dir: str, identity: Identity) -> Lost:
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a directory lost, and who it was before: the incarnation, if it was any."""
+
+    lost: Lost
+    before: int | None = None
+
+
+def what_was_lost(disk: Disk, data_dir: str, identity: Identity) -> Loss:
     """What logs in the directory may have lost of what was acknowledged."""
     path = f"{data_dir}/node.json"
     if not disk.exists(path):
-        return "everything"
+        return Loss("everything")
     try:
         known = json.loads(disk.read_file(path, FILE_BYTES_MAX))
         if not isinstance(known, dict):
@@ -50,8 +66,20 @@ def what_was_lost(disk: Disk, data_dir: str, identity: Identity) -> Lost:
             raise ConfigError(
                 f"{data_dir} belongs to {name} {known.get(name)!r}, not {getattr(identity, name)!r}"
             )
+    before = known.get("incarnation")
+    if type(before) is not int or not 0 <= before < 1 << 63:
+        raise ConfigError(f"{path} has no incarnation")
+    if _logs_incarnation(disk, data_dir) != str(before):
+        return Loss("past", before)
     same_boot = bool(identity.boot_id) and known.get("boot_id") == identity.boot_id
-    return "nothing" if same_boot or known.get("clean") is True else "tail"
+    return Loss("nothing" if same_boot or known.get("clean") is True else "tail", before)
+
+
+def _logs_incarnation(disk: Disk, data_dir: str) -> str:
+    path = f"{data_dir}/{MARK}"
+    if not disk.exists(path):
+        return ""
+    return disk.read_file(path, FILE_BYTES_MAX).decode("ascii", "replace").strip()
 
 
 def remember(disk: Disk, data_dir: str, identity: Identity, clean: bool) -> None:
@@ -62,9 +90,12 @@ def remember(disk: Disk, data_dir: str, identity: Identity, clean: bool) -> None
         "node_id": identity.node_id,
         "cluster_id": identity.cluster_id,
         "boot_id": identity.boot_id,
+        "incarnation": identity.incarnation,
         "clean": clean,
     }
     disk.write_file_atomic(f"{data_dir}/node.json", json.dumps(body).encode())
+    disk.make_directory(f"{data_dir}/logs")
+    disk.write_file_atomic(f"{data_dir}/{MARK}", str(identity.incarnation).encode())
 
 
 def boot_id() -> str:

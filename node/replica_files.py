@@ -13,6 +13,7 @@ from raftq.client.wire.errors import ConfigError, DiskFull
 from raftq.cluster.state import ClusterState
 from raftq.cluster.topic_config import TopicConfig
 from raftq.node.config import StorageConfig
+from raftq.node.identity import MARK_NAME
 from raftq.node.place import Place
 from raftq.node.storage.config import LogConfig
 from raftq.node.storage.disk import Disk
@@ -85,6 +86,8 @@ def remove_deleted(disk: Disk, data_dir: str, state: ClusterState, me: int) -> N
     logs = f"{data_dir}/logs"
     disk.make_directory(logs)
     for name in disk.list(logs):
+        if name == MARK_NAME:
+            continue
         topic, _, digits = name.rpartition("-")
         try:
             topic_id = int(digits, 16)

@@ -207,7 +207,7 @@ class Model:
             assert len(new.isr) >= min(least, len(new.replicas)), (old, new)
         if not isinstance(command, ChangeIsr | MoveReplicas) and lost and old.target is None:
             assert isinstance(command, RegisterNode), (command, old, new)
-            assert command.lost != "nothing"
+            assert command.lost != "nothing" or command.before is not None
             assert lost == [command.node_id]
             assert new.isr
 

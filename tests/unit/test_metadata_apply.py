@@ -208,6 +208,24 @@ def test_with_fsync_always_a_lost_tail_costs_nothing() -> None:
     assert cluster.at().isr == (2, 3)
 
 
+def test_a_node_whose_logs_went_back_in_time_is_no_longer_in_sync_whatever_was_synced() -> None:
+    cluster = Cluster()
+    cluster.create(fsync="always")
+    cluster.apply(register(1, 2, lost="past"))
+    assert cluster.at() == PartitionState((1, 2, 3), (2, 3), 2, 2, 2)
+
+
+def test_a_directory_that_is_older_than_the_last_registration_is_noticed() -> None:
+    """Everything was put back to an older copy, the node's own notes included."""
+    cluster = Cluster()
+    cluster.create(fsync="always")
+    cluster.apply(replace(register(1, 2), before=1))
+    assert cluster.at().isr == (1, 2, 3)
+    cluster.apply(replace(register(1, 3), before=1))
+    assert cluster.at().isr == (2, 3)
+    assert cluster.at().leader == 2
+
+
 def test_an_empty_log_never_leads_while_other_copies_exist() -> None:
     """The others were out of sync, or lost their tails; they are the best there is."""
     cluster = Cluster()

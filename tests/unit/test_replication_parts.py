@@ -1,6 +1,7 @@
 """Small parts of the data plane: the tail in memory, walks over batches, who waits, identity."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from simdisk import SimCrash, SimDisk
@@ -9,7 +10,7 @@ from raftq.client.wire.batch import encode, stamp
 from raftq.client.wire.errors import ConfigError, CorruptBatch, NotLeader, RequestTimeout
 from raftq.client.wire.messages import ProduceReply
 from raftq.node.conversations import Throttle
-from raftq.node.identity import Identity, remember, what_was_lost
+from raftq.node.identity import Identity, Loss, remember, what_was_lost
 from raftq.node.pending import Pending
 from raftq.node.replica_files import remove_replica
 from raftq.node.storage.config import LogConfig
@@ -105,7 +106,7 @@ def test_a_throttle_hands_out_its_rate_and_tells_how_long_to_wait() -> None:
     assert throttle.wait_s(102.5) == 0
 
 
-ME = Identity(1, "c", "boot-a")
+ME = Identity(1, "c", "boot-a", 7)
 
 
 def disk_with(identity: Identity | None, clean: bool = False) -> SimDisk:
@@ -117,22 +118,36 @@ def disk_with(identity: Identity | None, clean: bool = False) -> SimDisk:
 
 
 def test_a_killed_process_has_lost_nothing() -> None:
-    assert what_was_lost(disk_with(ME), "/data", ME) == "nothing"
+    assert what_was_lost(disk_with(ME), "/data", ME).lost == "nothing"
 
 
 def test_a_machine_that_went_down_may_have_lost_its_tail() -> None:
-    assert what_was_lost(disk_with(ME), "/data", Identity(1, "c", "boot-b")) == "tail"
-    assert what_was_lost(disk_with(Identity(1, "c", "")), "/data", Identity(1, "c", "")) == "tail"
+    assert what_was_lost(disk_with(ME), "/data", Identity(1, "c", "boot-b")).lost == "tail"
+    assert (
+        what_was_lost(disk_with(Identity(1, "c", "")), "/data", Identity(1, "c", "")).lost == "tail"
+    )
 
 
 def test_a_clean_stop_vouches_for_everything_across_boots() -> None:
     assert (
-        what_was_lost(disk_with(ME, clean=True), "/data", Identity(1, "c", "boot-b")) == "nothing"
+        what_was_lost(disk_with(ME, clean=True), "/data", Identity(1, "c", "boot-b")).lost
+        == "nothing"
     )
 
 
+def test_logs_that_are_older_than_the_node_remembers_are_noticed() -> None:
+    disk = disk_with(ME)
+    old = disk.read_file("/data/logs/incarnation", 100)
+    remember(disk, "/data", replace(ME, incarnation=8), clean=True)
+    assert what_was_lost(disk, "/data", ME) == Loss("nothing", 8)
+    disk.write_file_atomic("/data/logs/incarnation", old)
+    assert what_was_lost(disk, "/data", ME) == Loss("past", 8)
+    disk.remove("/data/logs/incarnation")
+    assert what_was_lost(disk, "/data", ME) == Loss("past", 8)
+
+
 def test_an_empty_directory_has_lost_everything() -> None:
-    assert what_was_lost(disk_with(None), "/data", ME) == "everything"
+    assert what_was_lost(disk_with(None), "/data", ME).lost == "everything"
 
 
 @pytest.mark.parametrize("other", [Identity(2, "c", "boot-a"), Identity(1, "d", "boot-a")])
