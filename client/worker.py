@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Unpack
 
+from raftq.client.handler_ends import said_of
 from raftq.client.handler_threads import Ended, HandlerThreads
 from raftq.client.leased import LeasedRecord, receipt_of
 from raftq.client.leasing import Partitions
@@ -38,21 +39,11 @@ from raftq.client.wire.errors import InvalidArgument, LeaseLost, RaftqError
 
 logger = logging.getLogger(__name__)
 
-ERROR_CHARACTERS_MAX = 1_000
 TICK_S = 0.001  # timers may ring a little early
 GATHER_S = 0.005  # for how long an ack waits for others, unless there is little room
 AHEAD_S = 0.05  # for so long handlers have something to do while more is leased
 AHEAD_MAX = 1_000
 UNSETTLED_MAX = 4_096
-
-
-class Reject(Exception):
-    """Raised by a handler: the record will never work, so it becomes a dead letter at once."""
-
-    def __init__(self, reason: str = "rejected", error: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.error = error
 
 
 class Job:
@@ -311,7 +302,7 @@ class Worker(QueueBase):
         if error is None:
             self._gather(job)
         else:
-            self._tasks.spawn(self._settle([job], _said(job.record, error)))
+            self._tasks.spawn(self._settle([job], said_of(job.record, error)))
 
     def _gather(self, job: Job) -> None:
         """Acks go together, since a request costs more than a record; but not so long that others
@@ -478,16 +469,6 @@ class Worker(QueueBase):
 _PAST = {"ack": "acked", "nack": "nacked", "reject": "rejected", "release": "released"}
 
 
-def _said(record: LeasedRecord, error: BaseException) -> Said:
-    """What to say of a record whose handler failed."""
-    if isinstance(error, asyncio.CancelledError):
-        return Said("release")
-    if isinstance(error, Reject):
-        return Said("reject", None, _short(error.reason), _short(error.error or str(error)))
-    logger.warning("the handler failed with %r", record, exc_info=error)
-    return Said("nack", None, "", _short(f"{type(error).__name__}: {error}"))
-
-
 def _by_record(failed: list[Failed]) -> dict[tuple[int, int], RaftqError]:
     """What went wrong, by the nonce and offset of each record of one partition."""
     return {
@@ -500,7 +481,3 @@ def _by_record(failed: list[Failed]) -> dict[tuple[int, int], RaftqError]:
 def is_coroutine_function(handler: Any) -> bool:
     call = getattr(handler, "__call__", None)  # noqa: B004 - of objects that can be called
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
-
-
-def _short(text: str) -> str:
-    return text[:ERROR_CHARACTERS_MAX]

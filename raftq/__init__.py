@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from raftq.client.blocking import Producer as Producer
     from raftq.client.blocking_queue import QueueClient as QueueClient
     from raftq.client.blocking_queue import Worker as Worker
+    from raftq.client.handler_ends import Reject as Reject
     from raftq.client.results import Appended as Appended
     from raftq.client.wire import errors as errors
     from raftq.client.wire.errors import RaftqError as RaftqError
-    from raftq.client.worker import Reject as Reject
     from raftq.node.embedded import AsyncQueue as AsyncQueue
     from raftq.node.embedded import Message as Message
     from raftq.node.embedded import Queue as Queue
@@ -30,7 +30,7 @@ _HOMES = {
     "Queue": "raftq.node.embedded",
     "QueueClient": "raftq.client.blocking_queue",
     "RaftqError": "raftq.client.wire.errors",
-    "Reject": "raftq.client.worker",
+    "Reject": "raftq.client.handler_ends",
     "Worker": "raftq.client.blocking_queue",
 }
 

@@ -126,7 +126,7 @@ class Command(Handler):
         self._reject_code = reject_code
 
     def handle(self, record: "LeasedRecord") -> None:
-        from raftq.client.worker import Reject  # noqa: PLC0415 - only what a command needs
+        from raftq.client.handler_ends import Reject  # noqa: PLC0415 - only what a command needs
 
         try:
             code = self._run(record)
