@@ -22,6 +22,7 @@ from raftq.chaos.workloads.appends import Appends
 from raftq.chaos.workloads.queues import Queues
 from raftq.chaos.workloads.streams import Streams
 from raftq.chaos.world import Fault
+from raftq.client.wire.errors import Detail
 
 Make = Callable[[], Fault]
 
@@ -71,7 +72,9 @@ PAIRS: tuple[tuple[Make, Make], ...] = (
 )
 GRAVE_SHARE, PAIR_SHARE = 0.12, 0.15
 FIRST_S = 5.0
-SEGMENTS = {"segment_bytes": 16 * 1024}
+SEGMENTS: dict[str, Detail] = {"segment_bytes": 16 * 1024}
+SYNCED: dict[str, Detail] = {"fsync": "always"}
+"""All nodes may lose power at once, which costs whatever is acknowledged before it is synced."""
 QUIET_S = 15.0
 PROGRESS = Rules(progress_min=20.0, recovery_s=5.0)
 
@@ -95,9 +98,9 @@ def soak_scenario(minutes: float, nodes: int, seed: int, abilities: frozenset[st
 
 def _workloads() -> list[Workload]:
     return [
-        Appends(per_second=15.0, config=SEGMENTS),
-        Streams(per_second=10.0),
-        Queues(per_second=8.0),
+        Appends(per_second=15.0, config=SYNCED | SEGMENTS),
+        Streams(per_second=10.0, config=SYNCED),
+        Queues(per_second=8.0, config=SYNCED),
     ]
 
 
