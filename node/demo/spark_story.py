@@ -4,11 +4,14 @@ What Spark counts and sums up, partition by partition, is compared with what an 
 reads. Without PySpark or Java this story is left out, and says so.
 """
 
+import os
+import tempfile
 import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +62,26 @@ def run_spark_story(cluster: LocalCluster, say: Callable[[str], None]) -> SparkS
 def _session() -> Any:
     from raftq.client.spark import local_session  # noqa: PLC0415 - an extra, and slow to load
 
-    return local_session(MASTER, "raftq-demo")
+    with _words_of_java():
+        return local_session(MASTER, "raftq-demo")
+
+
+@contextmanager
+def _words_of_java() -> Iterator[None]:
+    """What starts meanwhile writes its greetings to a file instead of the terminal, and for good;
+    if it does not start, they are shown."""
+    with tempfile.TemporaryFile() as words:
+        before = os.dup(2)
+        os.dup2(words.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            words.seek(0)
+            os.write(before, words.read())
+            raise
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
 
 
 def _read_through_a_kill(

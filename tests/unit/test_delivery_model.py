@@ -396,7 +396,8 @@ def test_random_operations_agree_with_the_naive_model():
     met: Counter[str] = Counter()
 
     @given(seed=st.integers(0, 2**32), steps=st.integers(50, 250))
-    @settings(deadline=None, max_examples=200)
+    # The same seeds each time: how often rare things happen is asserted below.
+    @settings(deadline=None, max_examples=200, derandomize=True)
     def run(seed: int, steps: int) -> None:
         machine = Machine(seed, met)
         for _ in range(steps):
