@@ -198,6 +198,7 @@ def test_the_demo_kills_a_writer_loses_nothing_and_leaves_no_files(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert done.stdout.splitlines()[-1].startswith("PASSED: all 38 checks held")
+    checks = 38 if "SKIPPED, Spark" in done.stdout else 41
+    assert done.stdout.splitlines()[-1].startswith(f"PASSED: all {checks} checks held")
     assert "exit code -9" in done.stdout
     assert list(tmp_path.iterdir()) == []
