@@ -54,6 +54,7 @@ async def work(bootstrap: str) -> None:
         topics=[TOPIC],
         handler=handler,
         concurrency=CONCURRENCY,
+        prefetch=CONCURRENCY,  # not more: shares are judged by the order in which records begin
         visibility_timeout=LEASE_S,
         session_ms=SESSION_MS,
         heartbeat_ms=HEARTBEAT_MS,
