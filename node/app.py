@@ -15,6 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from random import Random, SystemRandom
 from typing import Any
 
@@ -66,6 +67,7 @@ from raftq.node.identity import Identity, Loss, boot_id, remember, what_was_lost
 from raftq.node.metering import meter
 from raftq.node.partitions import Partitions
 from raftq.node.queues.courier import NodeCourier
+from raftq.node.replica_files import shortened
 from raftq.node.server.session import Handler, Session
 from raftq.node.server.tcp import TcpServer
 from raftq.node.services import Services
@@ -228,6 +230,10 @@ class Node:
         boot = boot_id() if self._boot is None else self._boot
         self._identity = Identity(config.node_id, config.cluster_id, boot, self.incarnation)
         loss = what_was_lost(disk, config.data_dir, self._identity)
+        if shorter := shortened(disk, config.data_dir):
+            # Whoever is elected with them would have the others cut to their length.
+            logger.error("node=%d logs_without_their_end=%s", self.node_id, shorter)
+            loss = replace(loss, lost="everything" if loss.lost == "everything" else "past")
         await self.metadata.start()
         await self.server.__aenter__()
         self._listening = True

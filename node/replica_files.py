@@ -19,6 +19,7 @@ from raftq.node.storage.config import LogConfig
 from raftq.node.storage.disk import Disk
 from raftq.node.storage.log import Log
 from raftq.node.storage.producers import Producers
+from raftq.node.storage.tail import has_lost_its_end
 from raftq.node.strand import DATA, DELAYS, NAMES, known_producers, producers_directory
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,26 @@ def open_strand(
         log.close(clean=False)
         raise
     return log, producers
+
+
+def shortened(disk: Disk, data_dir: str) -> list[str]:
+    """The logs, not yet opened, that do not have the end any more that they were known to have."""
+    logs = f"{data_dir}/logs"
+    if not disk.exists(logs):
+        return []
+    directories = (
+        f"{logs}/{topic}/{number}"
+        for topic in disk.list(logs)
+        if topic != MARK_NAME
+        for number in disk.list(f"{logs}/{topic}")
+    )
+    return [
+        f"{directory}/{name}"
+        for directory in directories
+        if not disk.exists(f"{directory}/{REMOVED}")
+        for name in NAMES
+        if has_lost_its_end(disk, f"{directory}/{name}")
+    ]
 
 
 def remove_replica(disk: Disk, directory: str) -> None:

@@ -10,6 +10,7 @@ whoever owns what they mean.
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from raftq.client.connection import Connection
@@ -32,6 +33,8 @@ RETENTION_S = 30.0
 EXPIRE_S = 3600.0
 REPAIR_READ_BYTES = 1024 * 1024
 REPAIR_BYTES_MAX = 128 * 1024 * 1024
+FILL_BYTES = 8 * 1024 * 1024
+"""What no file holds is fetched in parts of about this size, each of which is written at once."""
 REPAIR_AGAIN_S = 30.0
 
 
@@ -150,12 +153,15 @@ class Upkeep:
         try:
             connection = await self._net.connect(node)
             try:
-                good = await self._read(connection, strand, damage)
+                start = damage.start
+                while start < damage.end:
+                    good = await self._read(connection, strand, replace(damage, start=start))
+                    if strand.partition.closed:
+                        return True
+                    strand.log.repair(start, good)
+                    start = end_of_batches(good)
             finally:
                 await connection.close()
-            if strand.partition.closed:
-                return True
-            strand.log.repair(damage.start, good)
         except RaftqError as error:
             logger.warning(
                 "partition=%s damage=[%d,%d) node=%d cannot help: %s",
@@ -169,6 +175,8 @@ class Upkeep:
         return True
 
     async def _read(self, connection: Connection, strand: Strand, damage: DamagedRange) -> Buffer:
+        """The batches that belong there: of damaged bytes all, of a gap the first ones."""
+        is_gap = damage.position == damage.end_position
         topic_id, partition, number = strand.key
         parts: list[bytes] = []
         size = 0
@@ -185,6 +193,8 @@ class Upkeep:
             parts.append(bytes(data))
             size += len(data)
             offset = end_of_batches(data)
+            if is_gap and size >= FILL_BYTES:
+                break
         return b"".join(parts)
 
     def read_replica(

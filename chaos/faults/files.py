@@ -1,4 +1,4 @@
-"""Faults of files at rest: flipped bits, lost ends, old copies. (Shell.)
+"""Faults of files at rest: flipped bits, lost ends, lost files, old copies. (Shell.)
 
 What a node keeps, below its directory:
 
@@ -119,6 +119,20 @@ class Truncate(_Damage):
         left = world.rng.randrange(size)
         os.truncate(path, left)
         return f"{path} has {left} of {size} bytes"
+
+
+@dataclass(slots=True)
+class Remove(_Damage):
+    """Each file is gone."""
+
+    @property
+    def name(self) -> str:
+        return f"missing {self.kind} of {self.who}"
+
+    def _damage(self, world: World, path: Path) -> str:
+        size = path.stat().st_size
+        path.unlink()
+        return f"{path} with its {size} bytes is gone"
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from raftq.chaos.faults.clock import ClockBump, ClockStrobe
 from raftq.chaos.faults.disk import BadDisk, PowerCut
-from raftq.chaos.faults.files import BitFlip, OldCopy, Truncate
+from raftq.chaos.faults.files import BitFlip, OldCopy, Remove, Truncate
 from raftq.chaos.scenario import Scenario, Step
 from raftq.chaos.scenarios.loads import (
     GAP_S,
@@ -122,6 +122,17 @@ DISKS = (
         "again.",
         workloads=appends_in_small_segments,
         plan=(Step(5, Truncate("segment", "leader", "appends"), 5),),
+        rules=PROGRESS,
+        gap_s_max=GAP_S,
+        finish_s=90.0,
+    ),
+    Scenario(
+        name="missing-segment",
+        rows=(24,),
+        promise="Files that are gone leave a hole that is never served as if it were empty, and is "
+        "filled again.",
+        workloads=appends_in_small_segments,
+        plan=(Step(5, Remove("segment", "leader", "appends"), 5),),
         rules=PROGRESS,
         gap_s_max=GAP_S,
         finish_s=90.0,

@@ -121,16 +121,32 @@ def open_checkpoint(disk: Disk, directory: str) -> tuple[CheckpointFile, Checkpo
     path = f"{directory}/{NAME}"
     file = disk.open(path, create=True)
     try:
-        slots = [
-            slot
-            for at in (0, SLOT_BYTES)
-            if (slot := decode_slot(file.read(at, SLOT_BYTES), path)) is not None
-        ]
+        newest = _newest(file, path)
     except UnknownFormat:
         file.close()
         raise
+    return CheckpointFile(file, 0 if newest is None else newest.sequence), newest
+
+
+def newest_slot(disk: Disk, directory: str) -> Checkpoint | None:
+    """The newest valid slot of a log that nobody has open; None without one."""
+    path = f"{directory}/{NAME}"
+    if not disk.exists(path):
+        return None
+    file = disk.open(path)
+    try:
+        return _newest(file, path)
+    finally:
+        file.close()
+
+
+def _newest(file: File, path: str) -> Checkpoint | None:
+    slots = [
+        slot
+        for at in (0, SLOT_BYTES)
+        if (slot := decode_slot(file.read(at, SLOT_BYTES), path)) is not None
+    ]
     newest = max(slots, key=lambda slot: slot.sequence, default=None)
     if newest is None:
-        return CheckpointFile(file, 0), None
-    sure = newest.sequence == 1 or len(slots) == 2
-    return CheckpointFile(file, newest.sequence), replace(newest, sure=sure)
+        return None
+    return replace(newest, sure=newest.sequence == 1 or len(slots) == 2)

@@ -394,7 +394,8 @@ class Log(ReadableLog):
         """Put good bytes in the place of the damage at `offset`; durable on return.
 
         They are the same batches from another replica: exactly the offsets and the bytes that are
-        damaged. InvalidArgument when there is no such damage, CorruptBatch when they do not fit.
+        damaged; of a gap, which has no bytes, the front will do. InvalidArgument when there is no
+        such damage, CorruptBatch when they do not fit.
         """
         self._durability.check()
         try:

@@ -5,12 +5,17 @@ is made again afterwards, because what was damaged when it was made is missing i
 
 Damage has its old length, with one exception: a sealed segment that lost its end has too few bytes
 there, and nothing behind them, so the good copy may be longer.
+
+A gap, offsets that no file holds, is filled with a segment of its own, which is there as a whole or
+not at all; or with several, one after the other, when it is large.
 """
 
-from raftq.client.wire.batch import Buffer
+from dataclasses import replace
+
+from raftq.client.wire.batch import HEADER_BYTES, Buffer
 from raftq.client.wire.errors import CorruptBatch, InvalidArgument
 from raftq.node.storage.epochs import epoch_starts
-from raftq.node.storage.header import DamagedRange
+from raftq.node.storage.header import DamagedRange, read_front
 from raftq.node.storage.index import SegmentIndex
 from raftq.node.storage.reader import Reader
 from raftq.node.storage.scan import scan
@@ -23,12 +28,11 @@ def repair_damage(segments: Segments, reader: Reader, offset: int, batches: Buff
     damage = reader.damage_at(offset)
     if damage is None:
         raise InvalidArgument(f"offset {offset} is not known to be damaged")
-    segment = segments.items[segments.number_holding(damage.start)]
-    if damage.position == damage.end_position or damage.path != segment.path:
-        raise InvalidArgument(
-            f"offsets {damage.start} to {damage.end} have no bytes here that could be repaired"
-        )
     view = memoryview(batches)
+    if damage in reader.gaps:
+        _fill(segments, reader, damage, view)
+        return
+    segment = segments.items[segments.number_holding(damage.start)]
     file = segments.file_of(segment)
     at_end = (
         not isinstance(segment.facts, SegmentIndex)
@@ -58,17 +62,62 @@ def _check_fit(
             f"at byte {damage.position}"
         )
     epochs = epoch_starts(segments, 0)
-    before = max((epoch for epoch, base in epochs if base < damage.start), default=0)
     # The epoch that follows; where none starts later, what is damaged belongs to the last at most.
     last = epochs[-1][0] if epochs else None
     after = min((epoch for epoch, base in epochs if base >= damage.end), default=last)
-    rows, _ = check_stamped(view, damage.start, before)
+    end = _check(epochs, damage, view, damage.start, after)
+    if end != damage.end:
+        raise CorruptBatch(f"batches up to offset {end} do not fit the damage up to {damage.end}")
+
+
+def _check(
+    epochs: list[tuple[int, int]],
+    damage: DamagedRange,
+    view: memoryview,
+    first: int,
+    after: int | None,
+) -> int:
+    """Where the batches end: good ones from offset `first` on, in epochs from the one before the
+    damage to the one `after` it."""
+    before = max((epoch for epoch, base in epochs if base < damage.start), default=0)
+    rows, _ = check_stamped(view, first, before)
+    if not rows:
+        raise CorruptBatch(f"there is no batch for the damage from offset {damage.start} on")
     _, base, span, _, _, epoch, _ = rows[-1]
-    if base + span != damage.end or (after is not None and epoch > after):
+    if after is not None and epoch > after:
         raise CorruptBatch(
             f"batches up to offset {base + span} in epoch {epoch} do not fit the damage up to "
             f"{damage.end}, after which epoch {after} comes"
         )
+    return base + span
+
+
+def _fill(segments: Segments, reader: Reader, gap: DamagedRange, view: memoryview) -> None:
+    """Put a segment with these batches at the front of a gap."""
+    first = _first_offset(segments, gap, view)
+    # A gap ends where a segment begins, which notes its epoch with its first batch.
+    later = (one.facts.epochs for one in segments.items if one.base_offset >= gap.end)
+    after = next((epochs[0][0] for epochs in later if epochs), None)
+    end = _check(epoch_starts(segments, 0), gap, view, first, after)
+    if not gap.start < end <= gap.end:
+        raise CorruptBatch(
+            f"batches of the offsets {first} to {end} do not fit the gap from {gap.start} to "
+            f"{gap.end}"
+        )
+    segments.insert(first, end, view)
+    left = [] if end == gap.end else [replace(gap, start=end)]
+    at = reader.gaps.index(gap)
+    reader.gaps[at : at + 1] = left
+
+
+def _first_offset(segments: Segments, gap: DamagedRange, view: memoryview) -> int:
+    """Where the batches begin: at the front of a log, some batch may begin below its start."""
+    number = segments.number_holding(gap.start)
+    if segments.bases[number] > gap.start:
+        front = read_front(bytes(view[:HEADER_BYTES]), 0)
+        if front is not None:
+            return min(front.base_offset, gap.start)
+    return gap.start
 
 
 def _index_again(segments: Segments, segment: Segment, old: SegmentIndex) -> SegmentIndex:

@@ -4,12 +4,12 @@ The last segment is active: its index is in memory and grows. The others are sea
 each stays in memory, its index and its open file are kept for as long as they are in use by turns.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 
-from raftq.client.wire.batch import LANE_COUNT
+from raftq.client.wire.batch import LANE_COUNT, Buffer
 from raftq.client.wire.errors import CorruptFile, DiskFull, StorageFailed
 from raftq.node.storage.config import LogConfig
 from raftq.node.storage.disk import Disk, File
@@ -153,6 +153,26 @@ class Segments:
     def add(self, segment: Segment) -> None:
         self.items.append(segment)
         self.bases.append(segment.base_offset)
+        self._changed()
+
+    def insert(self, base_offset: int, end_offset: int, batches: Buffer) -> None:
+        """Add a sealed segment of these batches between others; durable on return.
+
+        One that is there without any offset, because it lost all its bytes, goes."""
+        segment = Segment(self.directory, base_offset, self.new_index(base_offset))
+        self._disk.write_file_atomic(segment.path, batches)
+        at = bisect_left(self.bases, base_offset)
+        if self.bases[at] == base_offset:
+            empty = self.items[at]
+            assert empty is not self.active, empty.path
+            assert empty.facts.end_offset == base_offset, empty.path
+            self.forget(empty)
+            del self.items[at], self.bases[at]
+        index = self.rebuild(segment, end_offset)
+        assert index.end_offset == end_offset, f"{segment.path} lost offsets"
+        segment.facts = summarize(index)
+        self.items.insert(at, segment)
+        self.bases.insert(at, base_offset)
         self._changed()
 
     def seal_active(self, sync: bool = True) -> None:

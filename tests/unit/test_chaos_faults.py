@@ -9,7 +9,7 @@ import pytest
 
 from raftq.chaos.faults.clock import ClockBump, ClockStrobe
 from raftq.chaos.faults.disk import BadDisk, PowerCut
-from raftq.chaos.faults.files import BitFlip, OldCopy, Truncate, find
+from raftq.chaos.faults.files import BitFlip, OldCopy, Remove, Truncate, find
 from raftq.chaos.faults.network import Bridge, Isolate, MajoritiesRing, OneWay, Split, Swizzle
 from raftq.chaos.faults.processes import Kill, KillMany, Pause, RollingRestart, Wipe
 from raftq.chaos.faults.streams import (
@@ -205,7 +205,8 @@ EVERY: list[Fault] = [
     Bandwidth(), ResetStorm(gap_s=0), Slicer(), LimitData(), BlackHole(), BlackHole(None), Refuse(),
     PowerCut(), PowerCut(None), PowerCut(torn=True), BadDisk("full"), BadDisk("failing writes"),
     BadDisk("failing syncs"), BadDisk("slow syncs"), ClockBump(), ClockBump(None),
-    ClockStrobe(gap_s=0), BitFlip(), BitFlip("metadata"), BitFlip(live=True), Truncate(), OldCopy(),
+    ClockStrobe(gap_s=0), BitFlip(), BitFlip("metadata"), BitFlip(live=True), Truncate(),
+    Remove(), OldCopy(),
 ]  # fmt: skip
 
 

@@ -384,3 +384,34 @@ def test_rotten_bits_of_a_ledger_are_repaired_from_another_copy(tmp_path: Path) 
         assert cluster.same()
 
     run(tmp_path, 3, scenario)
+
+
+@pytest.mark.slow
+def test_a_segment_that_vanished_is_fetched_again_from_another_copy(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.create(replication=3)
+        await cluster.until(cluster.is_whole)
+        leader = cluster.leader()
+        assert leader is not None
+        await cluster.nodes[leader].partitions.enable_queues("t")
+        led = cluster.owner(leader).led
+        assert led.ledger is not None
+        for _ in range(20):
+            end = led.ledger.append(encode([b"x" * 900])) + 1
+        await led.ledger.replicated(end)
+        await cluster.until(cluster.same)
+        victim = next(one for one in cluster.raft if one != leader)
+        await cluster.stop(victim)
+        files = sorted((tmp_path / str(victim) / "logs/t-1/0/ledger").glob("*.log"))
+        assert len(files) > 3
+        files[1].unlink()
+        files[-1].unlink()
+        await cluster.start(victim)
+        node = cluster.nodes[victim]
+        await cluster.until(lambda: node.upkeep.repaired == 2)
+        ledger = node.partitions.of("t", 0).ledger
+        assert ledger is not None
+        assert not ledger.log.damaged
+        await cluster.until(cluster.same)
+
+    run(tmp_path, 3, scenario)

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from simdisk import SimCrash, SimDisk
 
-from raftq.client.wire.batch import encode, stamp
+from raftq.client.wire.batch import encode, encode_one, stamp
 from raftq.client.wire.errors import ConfigError, CorruptBatch, NotLeader, RequestTimeout
 from raftq.client.wire.messages import ProduceReply
 from raftq.node.conversations import Throttle
 from raftq.node.identity import Identity, Loss, remember, what_was_lost
 from raftq.node.pending import Pending
-from raftq.node.replica_files import remove_replica
+from raftq.node.replica_files import remove_replica, shortened
 from raftq.node.storage.config import LogConfig
 from raftq.node.storage.log import Log
 from raftq.node.tail import Tail
@@ -144,6 +144,54 @@ def test_logs_that_are_older_than_the_node_remembers_are_noticed() -> None:
     assert what_was_lost(disk, "/data", ME) == Loss("past", 8)
     disk.remove("/data/logs/incarnation")
     assert what_was_lost(disk, "/data", ME) == Loss("past", 8)
+
+
+def log_with(disk: SimDisk, directory: str, count: int) -> str:
+    """A log that was synced and then killed; where its active segment is."""
+    disk.make_directory(directory)
+    config = LogConfig(segment_bytes=4096, seal_sync=False)
+    log = Log.open(disk, directory, config, 0)
+    for _ in range(count):
+        log.append(encode_one(b"x" * 1000, 0))
+    log.sync()
+    log.append(encode_one(b"not synced", 0))
+    path = log.segments.active.path
+    log.close(clean=False)
+    return path
+
+
+def test_a_log_that_lost_bytes_which_were_durable_is_noticed() -> None:
+    disk = disk_with(ME)
+    assert shortened(disk, "/data") == []
+    good = log_with(disk, "/data/logs/t-1/0/data", 6)
+    bad = log_with(disk, "/data/logs/t-1/1/ledger", 6)
+    size = disk.size(good)
+    assert shortened(disk, "/data") == []
+    for path in (good, bad):
+        file = disk.open(path)
+        # In the first only the record goes that was not synced: no one can notice that.
+        file.truncate(size - 100 if path is good else size - 1000)
+        file.close()
+    assert shortened(disk, "/data") == ["/data/logs/t-1/1/ledger"]
+    disk.remove(good)
+    assert shortened(disk, "/data") == ["/data/logs/t-1/0/data", "/data/logs/t-1/1/ledger"]
+    disk.write_file_atomic("/data/logs/t-1/0/removed", b"removed")
+    assert shortened(disk, "/data") == ["/data/logs/t-1/1/ledger"]
+
+
+def test_a_log_that_was_cut_on_purpose_has_not_lost_its_end() -> None:
+    disk = disk_with(ME)
+    directory = "/data/logs/t-1/0/data"
+    log_with(disk, directory, 20)
+    for cut in (15, 3, 0):
+        log = Log.open(disk, directory, LogConfig(segment_bytes=4096, seal_sync=False), 0)
+        log.truncate(cut)
+        log.close(clean=False)
+        assert shortened(disk, "/data") == []
+    log = Log.open(disk, directory, LogConfig(segment_bytes=4096, seal_sync=False), 0)
+    log.reset(100)
+    log.close(clean=False)
+    assert shortened(disk, "/data") == []
 
 
 def test_an_empty_directory_has_lost_everything() -> None:

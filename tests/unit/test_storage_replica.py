@@ -412,17 +412,129 @@ def test_repair_refuses_what_does_not_fit(open_log: Open, tmp_path: Path) -> Non
     assert follower.damaged == []
 
 
-def test_offsets_whose_file_is_gone_cannot_be_repaired_in_place(
-    open_log: Open, tmp_path: Path
+def batches_between(log: Log, start: int, end: int) -> list[bytes]:
+    parts = []
+    while start < end:
+        parts.append(log.read(start, 1))
+        start = log.batch_at(start).end_offset
+    return parts
+
+
+def lose_files(files: list[Path], how: str) -> None:
+    """Take bytes from a stopped follower so that no damaged ones are left in their place."""
+    if how == "first file":
+        files[0].unlink()
+    elif how == "middle file":
+        files[1].unlink()
+    elif how == "two files":
+        files[1].unlink()
+        files[2].unlink()
+    elif how == "last file":
+        files[-1].unlink()
+    elif how == "all files":
+        for file in files:
+            file.unlink()
+    elif how == "emptied":
+        os.truncate(files[1], 0)
+    elif how == "emptied first":
+        os.truncate(files[0], 0)
+    elif how == "cut between batches":
+        os.truncate(files[1], Batch(files[1].read_bytes()).length)
+    else:
+        raise AssertionError(how)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "first file",
+        "middle file",
+        "two files",
+        "last file",
+        "all files",
+        "emptied",
+        "emptied first",
+        "cut between batches",
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_offsets_that_no_file_holds_are_filled_from_another_replica(
+    open_log: Open, tmp_path: Path, how: str, at_once: bool
 ) -> None:
     leader, follower = lead(open_log("leader"), 100), open_log()
     copy(leader, follower)
+    good = everything(follower)
     follower.close()
-    gone = segment_files(tmp_path)[1]
-    gone.unlink()
+    lose_files(segment_files(tmp_path), how)
     follower = open_log()
-    with pytest.raises(InvalidArgument, match="no bytes here"):
-        follower.repair(int(gone.stem), leader.read(int(gone.stem), 1))
+    (gap,) = follower.damaged
+    parts = batches_between(leader, gap.start, gap.end)
+    assert len(parts) > 1
+    if at_once:
+        follower.repair(gap.start, b"".join(parts))
+    else:
+        for part in parts:
+            start = follower.damaged[0].start
+            with pytest.raises(CorruptBatch):
+                follower.read(start, 1)
+            follower.repair(start, part)
+            assert follower.read(start, 1) == part
+    assert follower.damaged == []
+    counts = [follower.count_from(lane, 0) for lane in range(5)]
+    assert counts == [leader.count_from(lane, 0) for lane in range(5)]
+    assert [*everything(follower)[::2], content(follower)] == [*good[::2], good[3]]
+    follower.append(encode_one(b"more", 5000), 99)
+    follower.close()
+    follower = open_log()
+    assert follower.damaged == []
+    assert content(follower)[: len(good[3])] == good[3]
+
+
+def test_a_gap_at_the_start_of_a_log_is_filled_from_within_a_batch(
+    open_log: Open, tmp_path: Path
+) -> None:
+    leader, follower = open_log("leader"), open_log()
+    for number in range(60):
+        leader.append(encode([b"x" * 50] * 5, timestamps=number), 1)
+    copy(leader, follower)
+    second = follower.segments.bases[1]
+    start = second + 2
+    assert follower.batch_at(start).base_offset < start
+    leader.truncate_prefix(start)
+    follower.truncate_prefix(start)
+    good = everything(leader)
+    follower.close()
+    segment_files(tmp_path)[0].unlink()
+    follower = open_log()
+    (gap,) = follower.damaged
+    assert (gap.start, follower.start_offset) == (start, start)
+    follower.repair(start, b"".join(batches_between(leader, start, gap.end)))
+    assert (follower.damaged, everything(follower)) == ([], good)
+    follower.close()
+    follower = open_log()
+    assert (follower.damaged, everything(follower)) == ([], good)
+
+
+def test_a_gap_is_filled_only_with_what_fits(open_log: Open, tmp_path: Path) -> None:
+    leader, follower = lead(open_log("leader"), 100), open_log()
+    copy(leader, follower)
+    follower.close()
+    segment_files(tmp_path)[1].unlink()
+    follower = open_log()
+    (gap,) = follower.damaged
+    parts = batches_between(leader, gap.start, leader.end_offset)
+    raw = b"".join(batches_between(leader, gap.start, gap.end))
+    bad = bytearray(raw)
+    bad[95] ^= 1
+    later = bytearray(parts[0])
+    stamp(later, gap.start, 1000)
+    before = leader.read(gap.start - 1, 1)
+    for wrong in (b"", raw[:-1], raw + b"x", parts[1], before, bad, later, b"".join(parts)):
+        with pytest.raises(CorruptBatch):
+            follower.repair(gap.start, wrong)
+        assert follower.damaged == [gap]
+    follower.repair(gap.start, raw)
+    assert follower.damaged == []
 
 
 # Syncs on the loop
