@@ -52,9 +52,10 @@ format: $(STAMP)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-# Every scenario of faults against real nodes; `make chaos SEED=7` repeats a run.
+# Every scenario of faults against real nodes, two at a time; `make chaos SEED=7` repeats a run.
+JOBS ?= 2
 chaos: $(STAMP) try-tools
-	@$(BIN)/raftq chaos run --all $(if $(SEED),--seed $(SEED))
+	@$(BIN)/raftq chaos run --all --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 
 bench: $(STAMP)
 	@$(BIN)/python -m raftq.node.bench $(BENCH)

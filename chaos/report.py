@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 from raftq.chaos.history import Publish
+from raftq.chaos.outages import worst_by_fault
 from raftq.chaos.runner import Outcome
 from raftq.chaos.timeline import Second, percentile, seconds_of, slowest_window
 
@@ -40,6 +41,13 @@ def to_markdown(outcome: Outcome, command: str, picture: str = "timeline.svg") -
         *_table(("figure", "value"), figures(outcome).items()),
         "",
     ]
+    if outcome.costs:
+        lines += ["## The longest time without an acknowledgement in some partition, by fault", ""]
+        rows = (
+            (name, str(count), f"{worst:.2f} s")
+            for name, count, worst in worst_by_fault(outcome.costs)
+        )
+        lines += [*_table(("single fault", "times", "worst"), rows), ""]
     if outcome.anomalies:
         lines += ["## Anomalies", ""]
         lines += [f"- {one}" for one in outcome.anomalies[:ANOMALIES_SHOWN]]
@@ -69,11 +77,16 @@ def figures(outcome: Outcome) -> dict[str, str]:
         )
         + " ms",
         "longest time without an acknowledged record": f"{outcome.gap_s:.2f} s",
+        "longest outage of a partition by a single fault": f"{_worst(outcome):.2f} s",
         "operations/s, slowest 10 s": f"{slowest_window(seconds):.0f}",
         "leader changes": str(outcome.leader_changes),
     }
     counts = outcome.history.counts()
     return found | {name: str(count) for name, count in counts.items()}
+
+
+def _worst(outcome: Outcome) -> float:
+    return max((one.outage_s for one in outcome.costs), default=0.0)
 
 
 def under_load(outcome: Outcome) -> list[Second]:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from raftq.chaos.checkers import Anomaly, Rules, judge
 from raftq.chaos.history import Final, History, Publish
+from raftq.chaos.outages import Cost, costs
 from raftq.chaos.recorder import Clock
 from raftq.chaos.scenario import Action, Scenario, Step, actions
 from raftq.chaos.scene import Scene, Workload
@@ -57,6 +58,8 @@ class Outcome:
     leader_changes: int = 0
     gap_s: float = 0.0
     """The longest time without an acknowledged record, from the first fault to the end."""
+    costs: list[Cost] = field(default_factory=list)
+    """For how long single faults kept partitions from taking records."""
 
     @property
     def passed(self) -> bool:
@@ -242,6 +245,12 @@ class Runner:
                 Anomaly("unavailable", text + f"at most {self._scenario.gap_s_max:.1f} s are right")
             )
 
+        outcome.costs = costs(self._timeline.faults, outcome.history, stopped)
+        for cost in outcome.costs:
+            if cost.outage_s > self._scenario.outage_s_max:
+                text = f"{cost.fault.text}: {cost.place} took nothing for {cost.outage_s:.1f} s, "
+                text += f"at most {self._scenario.outage_s_max:.1f} s are right"
+                outcome.anomalies.append(Anomaly("outage", text))
         most = self._scenario.leader_changes_max
         if most is not None and outcome.leader_changes > most:
             text = f"{outcome.leader_changes} leader changes, at most {most} are right"

@@ -55,6 +55,8 @@ class Scenario:
     rules: Rules = field(default_factory=Rules)
     gap_s_max: float = inf
     """The longest time without an acknowledged record that the promise allows."""
+    outage_s_max: float = inf
+    """The longest time for which a single fault may keep any partition from taking records."""
     leader_changes_max: int | None = None
     """More would be a storm of elections."""
     finish_s: float = 60.0

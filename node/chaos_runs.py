@@ -10,9 +10,12 @@ Each run starts a new cluster, and leaves no process behind.
 """
 
 import asyncio
+import logging
+import multiprocessing
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -47,14 +50,56 @@ def possible() -> frozenset[str]:
 
 
 def run_all(
-    scenarios: Iterable[Scenario], seed: int, directory: Path, say: Say, command: str
+    scenarios: Sequence[Scenario],
+    seed: int,
+    directory: Path,
+    say: Say,
+    command: str,
+    jobs: int = 1,
 ) -> list[Result]:
-    """One after the other; the summary is written anew after each, so that it is never lost."""
+    """`jobs` at a time, each in a process of its own when there are several.
+
+    The summary is written anew after each run, so that it is never lost."""
     results: list[Result] = []
-    for scenario in scenarios:
-        results.append(run_one(scenario, seed, directory, say, command))
+    for result in _each(scenarios, seed, directory, say, command, jobs):
+        results.append(result)
         (directory / "summary.md").write_text(summary(results), encoding="utf-8")
     return results
+
+
+def _each(
+    scenarios: Sequence[Scenario], seed: int, directory: Path, say: Say, command: str, jobs: int
+) -> Iterator[Result]:
+    if jobs == 1:
+        for scenario in scenarios:
+            yield run_one(scenario, seed, directory, say, command)
+        return
+    # Not forked: this process may have threads.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, log_to, (directory,)) as pool:
+        runs = [pool.submit(_run_apart, one, seed, directory, command) for one in scenarios]
+        for run in as_completed(runs):
+            result, told = run.result()
+            for text in told:
+                say(text)
+            yield result
+
+
+def _run_apart(
+    scenario: Scenario, seed: int, directory: Path, command: str
+) -> tuple[Result, list[str]]:
+    """In a process of its own: what it has to say is told when it is over, in one piece."""
+    told: list[str] = []
+    return run_one(scenario, seed, directory, told.append, command), told
+
+
+def log_to(directory: Path) -> None:
+    """What the clients log goes to a file: under faults it is much, and says little."""
+    logging.basicConfig(
+        filename=directory / "chaos.log",
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
 
 
 def run_one(scenario: Scenario, seed: int, directory: Path, say: Say, command: str) -> Result:
@@ -96,7 +141,9 @@ def _concluded(outcome: Outcome, where: Path, seconds: float, say: Say) -> Resul
         (where / "history.jsonl").unlink(missing_ok=True)
         say(
             f"passed {name} in {seconds:.0f} s: {facts['records acknowledged']} records, "
-            f"longest gap {outcome.gap_s:.1f} s, {outcome.leader_changes} leader changes"
+            f"longest gap {outcome.gap_s:.1f} s, "
+            f"outage {facts['longest outage of a partition by a single fault']}, "
+            f"{outcome.leader_changes} leader changes"
         )
         return Result(outcome.scenario, seed, "passed", seconds, "", facts)
     for one in outcome.anomalies[:5]:

@@ -4,7 +4,6 @@ Nothing is done to a cluster that exists: every run starts nodes of its own and 
 run needs and the machine does not have is told, and the run is skipped.
 """
 
-import logging
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -60,18 +59,18 @@ def run(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All scenarios.")] = False,
     seed: Seed = None,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="So many at a time.")] = 1,
     out: Out = OUT,
     output: Output = Format.table,
 ) -> None:
-    """Run scenarios, one after the other; exit code 1 when one failed."""
+    """Run scenarios; exit code 1 when one failed."""
     from raftq.node.chaos_runs import run_all  # noqa: PLC0415 - help stays fast
 
     chosen = _chosen(names or [], everything)
     seed = secrets.randbelow(SEEDS) if seed is None else seed
-    out.mkdir(parents=True, exist_ok=True)
-    _quiet_logs(out)
+    _prepare(out)
     again = "raftq chaos run {name} --seed {seed}"
-    _tell(run_all(chosen, seed, out, _say(output), again), out, output)
+    _tell(run_all(chosen, seed, out, _say(output), again, jobs), out, output)
 
 
 @chaos_app.command()
@@ -87,8 +86,7 @@ def soak(
     from raftq.node.chaos_runs import possible, run_all  # noqa: PLC0415 - help stays fast
 
     seed = secrets.randbelow(SEEDS) if seed is None else seed
-    out.mkdir(parents=True, exist_ok=True)
-    _quiet_logs(out)
+    _prepare(out)
     abilities = possible()
     say = _say(output)
     scenario = soak_scenario(minutes, nodes, seed, abilities)
@@ -107,8 +105,7 @@ def failover(
     from raftq.chaos.timeline import percentile  # noqa: PLC0415 - help stays fast
     from raftq.node.chaos_runs import measure_failovers  # noqa: PLC0415 - help stays fast
 
-    out.mkdir(parents=True, exist_ok=True)
-    _quiet_logs(out)
+    _prepare(out)
     found = measure_failovers(kills, out / "failover", seed or 0, _say(output))
     rows = [
         {
@@ -186,10 +183,8 @@ def _say(output: Format) -> Callable[[str], None]:
     return lambda text: typer.echo(printable(text), err=output is Format.json)
 
 
-def _quiet_logs(out: Path) -> None:
-    """What the clients log goes to a file: under faults it is much, and says little."""
-    logging.basicConfig(
-        filename=out / "chaos.log",
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+def _prepare(out: Path) -> None:
+    from raftq.node.chaos_runs import log_to  # noqa: PLC0415 - help stays fast
+
+    out.mkdir(parents=True, exist_ok=True)
+    log_to(out)

@@ -1,0 +1,112 @@
+"""For how long partitions took nothing, by the fault that did it. (Pure.)
+
+A partition is *out* from the moment at which somebody waits for an acknowledgement in it to the
+next acknowledgement, whoever gets that. So a partition to which nothing is sent is not out, and one
+that goes on while another is out does not hide it.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from raftq.chaos.history import History, Partition, Publish
+from raftq.chaos.timeline import Span
+
+SETTLE_S = 5.0
+"""What happens this soon after a fault was healed is still its doing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Of one partition."""
+
+    place: Partition
+    began: float
+    ended: float
+
+    @property
+    def lasted_s(self) -> float:
+        return self.ended - self.began
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The worst outage that a fault brought."""
+
+    fault: Span
+    outage_s: float
+    place: Partition | None = None
+
+
+def outages(history: History, ended: float) -> list[Outage]:
+    """All of a run, in the order of their beginnings; what is out at the end is out until then."""
+    sent: dict[Partition, list[Publish]] = {}
+    for one in history.of(Publish):
+        if one.partition >= 0:  # else its key decides, and it was never acknowledged
+            sent.setdefault(one.place, []).append(one)
+    found = [
+        outage for place, records in sent.items() for outage in _of_place(place, records, ended)
+    ]
+    return sorted(found, key=lambda one: (one.began, one.place))
+
+
+def _of_place(place: Partition, records: list[Publish], ended: float) -> Iterable[Outage]:
+    acknowledged = sorted(
+        one.ended for one in records if one.status == "ok" and one.ended is not None
+    )
+    acknowledged.append(ended)
+    records.sort(key=lambda one: one.at)
+    before, first = -inf, 0
+    for moment in acknowledged:
+        # The oldest record that had no end yet at the last acknowledgement waits for this one.
+        while first < len(records) and _over(records[first]) <= before:
+            first += 1
+        if first < len(records) and records[first].at < moment:
+            began = max(before, records[first].at)
+            if began < moment:
+                yield Outage(place, began, moment)
+        before = moment
+
+
+def _over(one: Publish) -> float:
+    return inf if one.ended is None else one.ended
+
+
+def costs(faults: Iterable[Span], history: History, ended: float) -> list[Cost]:
+    """What each fault cost that left a majority whole, unless another one was at work as well."""
+    spans = sorted(faults, key=lambda one: one.began)
+    found = outages(history, ended)
+    begins = [one.began for one in found]
+    rows = []
+    for number, span in enumerate(spans):
+        until = _alone_until(spans, number)
+        if not span.majority or until is None:
+            continue
+        during = found[bisect_left(begins, span.began) : bisect_left(begins, until)]
+        worst = max(during, key=lambda one: min(one.ended, until) - one.began, default=None)
+        if worst is None:
+            rows.append(Cost(span, 0.0))
+        else:
+            rows.append(Cost(span, min(worst.ended, until) - worst.began, worst.place))
+    return rows
+
+
+def _alone_until(spans: Sequence[Span], number: int) -> float | None:
+    """Until when a fault has the blame alone; None when another one was there with it."""
+    span = spans[number]
+    if any(one.ended + SETTLE_S > span.began for one in spans[:number] if not one.majority):
+        return None
+    if any(one.ended > span.began for one in spans[:number]):
+        return None
+    following = min((one.began for one in spans[number + 1 :]), default=inf)
+    return None if following < span.ended else min(span.ended + SETTLE_S, following)
+
+
+def worst_by_fault(rows: Iterable[Cost]) -> list[tuple[str, int, float]]:
+    """(name of the fault, how often, the worst outage in seconds), the worst first."""
+    by_name: dict[str, list[float]] = {}
+    for row in rows:
+        by_name.setdefault(row.fault.name, []).append(row.outage_s)
+    table = [(name, len(values), max(values)) for name, values in by_name.items()]
+    return sorted(table, key=lambda row: (-row[2], row[0]))

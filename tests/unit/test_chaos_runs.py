@@ -1,0 +1,52 @@
+"""Runs of scenarios side by side; what they need and the machine has not is told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from raftq.chaos.scenario import Scenario, Step
+from raftq.chaos.world import World
+from raftq.node.chaos_runs import run_all
+
+
+@dataclass(slots=True)
+class Eclipse:
+    """No machine can do it, so nothing is started."""
+
+    name: str = "eclipse"
+    needs: ClassVar[frozenset[str]] = frozenset({"a moon"})
+
+    def inject(self, world: World) -> str:
+        raise AssertionError(world)
+
+    def heal(self, world: World) -> None:
+        raise AssertionError(world)
+
+
+def no_workloads() -> list[object]:
+    return []
+
+
+def impossible(name: str) -> Scenario:
+    return Scenario(
+        name=name,
+        rows=(1,),
+        promise="It holds.",
+        workloads=no_workloads,  # type: ignore[arg-type]
+        plan=(Step(1, Eclipse()),),
+    )
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_every_scenario_has_a_result_and_a_line_in_the_summary(tmp_path: Path, jobs: int) -> None:
+    names = ["first", "second", "third"]
+    said: list[str] = []
+    results = run_all([impossible(name) for name in names], 7, tmp_path, said.append, "again", jobs)
+    assert sorted(one.scenario.name for one in results) == names
+    assert {one.verdict for one in results} == {"SKIPPED"}
+    assert all("a moon" in one.detail for one in results)
+    assert sorted(text.split()[1] for text in said) == [f"{name}:" for name in names]
+    summary = (tmp_path / "summary.md").read_text()
+    assert all(f"| {name} | 7 | SKIPPED |" in summary for name in names)
