@@ -33,6 +33,8 @@ from raftq.client.wire.messages import (
 
 HEDGE_S = 0.3  # without an answer for so long, the next node is asked too
 ATTEMPT_S = 2.0
+SILENT_S = 3.0
+"""Whoever did not answer, or may know too little, is asked after the others for so long."""
 
 
 class Routes:
@@ -55,7 +57,7 @@ class Routes:
         self._running: asyncio.Task[None] | None = None
         self._asked_at = float("-inf")
         self._asked = 0
-        self._silent: dict[Address, None] = {}  # did not answer when last asked
+        self._avoided: dict[Address, float] = {}  # until when others are asked first
         self._timer: asyncio.TimerHandle | None = None
         self._problem: RaftqError | None = None
         self._stopped = False
@@ -84,7 +86,15 @@ class Routes:
         first = self._asked % len(known) if known else 0
         known = known[first:] + known[:first]
         every = list(dict.fromkeys((*known, *self._bootstrap, *dead)))
-        return sorted(every, key=self._silent.__contains__)
+        now = asyncio.get_running_loop().time()
+        # For a while only: otherwise one that answers, and knows too little, is asked for ever.
+        self._avoided = {one: until for one, until in self._avoided.items() if until > now}
+        return sorted(every, key=self._avoided.__contains__)
+
+    def avoid(self, *addresses: Address) -> None:
+        """Ask others first for a while."""
+        until = asyncio.get_running_loop().time() + SILENT_S
+        self._avoided.update(dict.fromkeys(addresses, until))
 
     def describe_leader(self, topic: str, partition: int) -> str:
         found = self.leader(topic, partition)
@@ -191,16 +201,15 @@ class Routes:
         self._asked_at = loop.time()
         self._asked += 1
         try:
-            address, reply = await self._ask_anyone(Metadata(tuple(self._wanted)))
+            reply = await self._ask_anyone(Metadata(tuple(self._wanted)))
         except RaftqError as error:
             self._problem = error
             return
         self._problem = None
-        self._silent.pop(address, None)
         self._learn(reply, loop.time())
         self._tell()
 
-    async def _ask_anyone(self, request: Metadata) -> tuple[Address, MetadataReply]:
+    async def _ask_anyone(self, request: Metadata) -> MetadataReply:
         """The first answer; the next node is asked when one fails or takes long."""
         failures: dict[Address, str] = {}
         asked: dict[asyncio.Task[MetadataReply | RaftqError], Address] = {}
@@ -217,14 +226,14 @@ class Routes:
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 if not done:
-                    self._silent.update(dict.fromkeys([asked[task] for task in late]))
+                    self.avoid(*(asked[task] for task in late))
                 for task in [task for task in asked if task in done]:
                     address = asked.pop(task)
                     answer = task.result()
                     if isinstance(answer, MetadataReply):
-                        return address, answer
+                        return answer
                     failures[address] = str(answer)
-                    self._silent[address] = None
+                    self.avoid(address)
         finally:
             for task in asked:
                 task.cancel()

@@ -441,7 +441,11 @@ class Sender:
         del self._timers["stall"]
         busy = [outbox.window[0] for outbox in self._busy]
         if busy:
-            if any(batch in self._seen for batch in busy):
+            stalled = [batch.outbox for batch in busy if batch in self._seen]
+            if stalled:
+                # Such a leader does not know who leads now.
+                leaders = (self._routes.leader(one.topic, one.partition) for one in stalled)
+                self._routes.avoid(*(found[1] for found in leaders if found is not None))
                 self._routes.request_refresh()
             self._arm_stall()
         self._seen = dict.fromkeys(busy)

@@ -7,6 +7,9 @@ Beats go to the controller over one kept connection, which is opened anew when t
 changes; the end of that connection tells the controller at once that this process is gone. The node
 that hosts the controller beats by a plain call. A beat that fails is only noted: the next one comes
 soon, and the lease outlasts several.
+
+A node none of whose beats was taken for a whole lease is cut off: by now others may lead what it
+leads. It is told so by `on_cut_off`, and again when a beat is taken.
 """
 
 import asyncio
@@ -50,8 +53,14 @@ class Membership:
         *,
         on_fatal: Callable[[BaseException], None] | None = None,
         address_of: AddressOf = own_address,
+        lease_ms: int = 3_000,
+        on_cut_off: Callable[[bool], None] = lambda cut_off: None,
     ) -> None:
         self._address_of = address_of
+        self._lease_s = lease_ms / 1000
+        self._on_cut_off = on_cut_off
+        self._cut_off = False
+        self._silence: asyncio.TimerHandle | None = None
         self._metadata = metadata
         self._registration = registration
         self._period = heartbeat_ms / 1000
@@ -78,12 +87,15 @@ class Membership:
         await self._register(self._registration)
         # From now on this incarnation may be fenced, but it cannot lose anything.
         self._registration = replace(self._registration, lost="nothing")
+        self._was_heard(asyncio.get_running_loop().time())
         self._task = asyncio.get_running_loop().create_task(self._run(), name="membership")
         self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
         """No more beats, and no registration when this node is fenced."""
         self._stopping.set()
+        if self._silence is not None:
+            self._silence.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -163,6 +175,7 @@ class Membership:
 
     async def _beat(self) -> None:
         me, controller = self._registration, self._metadata.controller
+        began = asyncio.get_running_loop().time()
         if controller is None:
             self.heard.clear()
             return
@@ -179,8 +192,25 @@ class Membership:
         if reply.controls:
             self.beats += 1
             self.heard.set()
+            self._was_heard(began)
         else:
             self.heard.clear()
+
+    def _was_heard(self, at: float) -> None:
+        """A beat was taken that began at this time, which the lease is counted from at the latest
+        when the controller counts."""
+        if self._silence is not None:
+            self._silence.cancel()
+        loop = asyncio.get_running_loop()
+        self._silence = loop.call_at(at + self._lease_s, self._was_not_heard)
+        if self._cut_off:
+            self._cut_off = False
+            self._on_cut_off(False)
+
+    def _was_not_heard(self) -> None:
+        logger.warning("node=%d is cut off from the controller", self._registration.node_id)
+        self._cut_off = True
+        self._on_cut_off(True)
 
     async def _beat_remote(self, controller: int) -> HeartbeatReply:
         me = self._registration

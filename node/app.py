@@ -249,6 +249,8 @@ class Node:
             self.driver,
             on_fatal=self.fail,
             address_of=self._address_of,
+            lease_ms=config.controller.lease_ms,
+            on_cut_off=self._cut_off,
         )
         await self.membership.start()
         remember(disk, config.data_dir, self._identity, clean=False)
@@ -263,6 +265,11 @@ class Node:
             "node=%d serves native=%s:%d incarnation=%d lost=%s",
             self.node_id, config.host, self.native_port, self.incarnation, loss.lost,
         )  # fmt: skip
+
+    def _cut_off(self, cut_off: bool) -> None:
+        self.partitions.set_cut_off(cut_off)
+        if cut_off:
+            self.services.queue_handlers.end_waiting()
 
     async def drain(self) -> None:
         """Hand on what this node leads and finish what it was asked."""

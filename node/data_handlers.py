@@ -9,6 +9,7 @@ its partitions from another offset, because a consumer that has sought elsewhere
 import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from raftq.client.wire.batch import Buffer
@@ -16,6 +17,7 @@ from raftq.client.wire.errors import (
     CorruptBatch,
     InvalidArgument,
     NotEnoughReplicas,
+    NotLeader,
     OffsetOutOfRange,
     RaftqError,
 )
@@ -170,6 +172,8 @@ class DataHandlers:
         for wanted in message.partitions:
             room = min(wanted.bytes_max, REPLY_BYTES_MAX - size) if size < REPLY_BYTES_MAX else 0
             one, data = self._read(wanted, room, size)
+            if message.wait_ms and not data and not one.error and self._partitions.cut_off:
+                one = replace(one, error=NotLeader.code)
             if one.error:
                 failed = True
             elif data:

@@ -112,6 +112,11 @@ class Partitions:
         self._tick_timer: asyncio.TimerHandle | None = None
         self._proposals = asyncio.Semaphore(PROPOSALS_MAX)
         self._alive: dict[int, int] = {}  # node -> incarnation
+        self.cut_off = False
+        """Whether the controller has not heard this node for a lease.
+
+        What it leads it goes on with, as far as its followers do: that needs no controller. But
+        others may lead it by now, so nobody should wait here for what comes next."""
         self._enabling: dict[int, asyncio.Lock] = {}
 
     def start(
@@ -151,6 +156,12 @@ class Partitions:
         self.by_name.clear()
         self._touched.clear()
         return clean
+
+    def set_cut_off(self, cut_off: bool) -> None:
+        self.cut_off = cut_off
+        if cut_off:
+            for partition in self.by_id.values():
+                partition.data.wake_readers()
 
     # Look-ups
 

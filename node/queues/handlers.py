@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from raftq.client.wire import queue_messages as wire
-from raftq.client.wire.errors import InvalidArgument, OffsetOutOfRange, RaftqError
+from raftq.client.wire.errors import InvalidArgument, NotLeader, OffsetOutOfRange, RaftqError
 from raftq.client.wire.messages import EPOCH_ANY
 from raftq.node.partition import Partition
 from raftq.node.queues.engine import Engine, Waits
@@ -29,6 +29,10 @@ Holder = tuple[Any, str, str]
 
 class Home(Protocol):
     """What the handlers need of the node's partitions."""
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether nobody should wait here for what comes next."""
 
     def of(self, topic: str, number: int) -> Partition: ...
 
@@ -148,7 +152,14 @@ class QueueHandlers:
         answer = call.begin(self._turn % len(places))
         if call.is_parked:
             self._parked[key] = call
+            if self._partitions.cut_off:
+                call.turn_away(_cut_off())
         return answer
+
+    def end_waiting(self) -> None:
+        """This node is cut off: others may have by now what is waited for here."""
+        for call in list(self._parked.values()):
+            call.turn_away(_cut_off())
 
     def _ended(self, key: Holder, call: LeaseCall) -> None:
         if self._parked.get(key) is call:
@@ -278,3 +289,7 @@ class QueueHandlers:
             )
 
         return self._serve(message.topic, message.partition, EPOCH_ANY, work)
+
+
+def _cut_off() -> NotLeader:
+    return NotLeader("this node is cut off from the controller: another one may lead by now")

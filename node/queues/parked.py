@@ -137,6 +137,13 @@ class LeaseCall:
         self._errors[queue] = error
         self.finish()
 
+    def turn_away(self, error: RaftqError) -> None:
+        """Nobody should wait here any more."""
+        for _, queue in self._places:
+            if isinstance(queue, PartitionQueue):
+                self._errors.setdefault(queue, error)
+        self.finish()
+
     def finish(self) -> None:
         """Answer with what there is, which is nothing."""
         if not self.future.done() and not self._open:

@@ -141,6 +141,7 @@ class Cluster:
                 report_damage=lambda place, strand, error: self.damage.append((strand, error)),
             )
         )
+        self.cut_off = False
         self.handlers = QueueHandlers(self, self.queues)
         self.enabled: list[str] = []
 

@@ -132,6 +132,7 @@ class World:
                 make_delay_line=NoDelayLine,
             )
         )
+        self.cut_off = False
         self.handlers = QueueHandlers(self, self.queues)
         self.more_handlers = DelayHandlers(
             self, self.queues, self.handlers.queue, self.courier.exists

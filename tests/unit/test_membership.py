@@ -17,6 +17,7 @@ from raftq.node.server.session import Session
 from raftq.node.server.tcp import TcpServer
 
 PERIOD_MS = 20
+LEASE_MS = 300
 
 
 class Controller:
@@ -68,12 +69,21 @@ class World:
         self.controllers = [Controller(self.log, one) for one in (1, 2)]
         self.metadata = FakeMetadata(self.log, 3)
         self.local = Local()
+        self.cut_off: asyncio.Queue[bool] = asyncio.Queue()
         self.membership = self.make()
 
     def make(self, incarnation: int = 77, lost: Lost = "nothing") -> Membership:
         registration = RegisterNode(3, "127.0.0.1", 9, 0, "", "", incarnation, lost)
         options = ConnectionOptions(role="node")
-        return Membership(self.metadata, registration, PERIOD_MS, options, self.local)
+        return Membership(
+            self.metadata,
+            registration,
+            PERIOD_MS,
+            options,
+            self.local,
+            lease_ms=LEASE_MS,
+            on_cut_off=self.cut_off.put_nowait,
+        )
 
     def registrations(self) -> list[RegisterNode]:
         made = [decode_command(one) for _, one in self.log.entries if one is not None]
@@ -121,6 +131,25 @@ def test_what_was_lost_is_said_at_the_first_registration_and_not_at_later_ones()
             await world.metadata.copy.moved()
         assert [one.lost for one in world.registrations()] == ["tail", "nothing"]
         assert {one.incarnation for one in world.registrations()} == {77}
+        await world.membership.stop()
+
+    run(body)
+
+
+def test_a_node_whose_beats_are_not_taken_for_a_lease_knows_that_it_is_cut_off() -> None:
+    async def body(world: World) -> None:
+        first = world.controllers[0]
+        await world.membership.start()
+        for _ in range(LEASE_MS // PERIOD_MS + 5):
+            await first.beats.get()
+        assert world.cut_off.empty(), "its beats are taken"
+        first.hanging = True
+        began = asyncio.get_running_loop().time()
+        assert await world.cut_off.get() is True
+        waited = asyncio.get_running_loop().time() - began
+        assert waited > (LEASE_MS - PERIOD_MS) / 2000, "not with the first beat that fails"
+        world.log.lead(2)
+        assert await world.cut_off.get() is False
         await world.membership.stop()
 
     run(body)

@@ -218,6 +218,38 @@ def test_a_failed_part_ends_the_node(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_nobody_waits_for_records_at_a_node_that_is_cut_off(tmp_path: Path) -> None:
+    """1. A fetch is parked at the end of the log.
+    2. The node is cut off from the controller: the fetch ends, and its caller looks elsewhere.
+    3. What is there is still read, and taken: neither needs a controller.
+    """
+
+    async def scenario() -> None:
+        async with running(tmp_path) as node:
+            async with aio.Admin(address(node)) as admin:
+                await admin.create_topic("t", partitions=1, replication=1)
+            async with await connect(node) as mine, aio.Producer(address(node)) as producer:
+                at_end = Fetch((FetchPartition("t", 0, 0),), wait_ms=30_000)
+                parked = mine.submit(at_end)
+                await mine.request(ListOffsets((OffsetQuery("t", 0, "latest"),)))
+                node._cut_off(True)
+                async with asyncio.timeout(5):
+                    assert (await parked).message.partitions[0].error == "not_leader"
+                    again = await mine.request(at_end)
+                    assert again.message.partitions[0].error == "not_leader"
+                    now = await mine.request(Fetch((FetchPartition("t", 0, 0),), wait_ms=0))
+                    assert not now.message.partitions[0].error
+                    await (await producer.send("t", b"v"))
+                    read = await mine.request(at_end)
+                    assert read.message.partitions[0].length > 0
+                node._cut_off(False)
+                parked = mine.submit(Fetch((FetchPartition("t", 0, 1),), wait_ms=30_000))
+                await (await producer.send("t", b"w"))
+                assert (await parked).message.partitions[0].length > 0
+
+    run(scenario)
+
+
 def test_a_consumer_that_seeks_elsewhere_frees_the_fetch_it_no_longer_waits_for(
     tmp_path: Path,
 ) -> None:

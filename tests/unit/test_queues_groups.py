@@ -8,7 +8,13 @@ import pytest
 from queuefakes import Cluster, pause, run, values
 
 from raftq.client.wire import queue_messages as wire
-from raftq.client.wire.errors import DiskFull, InvalidArgument, OffsetOutOfRange, UnknownGroup
+from raftq.client.wire.errors import (
+    DiskFull,
+    InvalidArgument,
+    NotLeader,
+    OffsetOutOfRange,
+    UnknownGroup,
+)
 from raftq.node.strand import DATA, LEDGER
 
 
@@ -208,6 +214,32 @@ def test_a_full_disk_refuses_and_goes_on_when_there_is_room() -> None:
         assert (await cluster.settle("ack", held)).errors == ("", "")
         cluster.fail_over()
         assert (await cluster.describe()).settled_offset == 2
+
+    run(main())
+
+
+def test_nobody_waits_for_records_at_a_leader_that_is_cut_off() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.serve()
+        parked = asyncio.ensure_future(cluster.lease(wait_ms=60_000))
+        await pause(0.1)
+        assert not parked.done()
+        cluster.cut_off = True
+        cluster.handlers.end_waiting()
+        with pytest.raises(NotLeader):
+            await parked
+        with pytest.raises(NotLeader):
+            await cluster.lease(wait_ms=60_000)
+        assert await cluster.lease() == [], "whoever does not wait is answered"
+        cluster.publish(b"a")
+        await pause(0.1)
+        assert values(await cluster.lease(wait_ms=60_000)) == [b"a"], "what is there is given out"
+        cluster.cut_off = False
+        parked = asyncio.ensure_future(cluster.lease(wait_ms=60_000))
+        await pause(0.1)
+        cluster.publish(b"b")
+        assert values(await parked) == [b"b"]
 
     run(main())
 
