@@ -41,6 +41,7 @@ from raftq.cluster.metadata_log import MetadataLog
 from raftq.cluster.state import PartitionState, TopicState
 from raftq.cluster.topic_config import is_internal
 from raftq.node.config import NodeConfig
+from raftq.node.full_disk import FullDisk
 from raftq.node.leading import Led, Service
 from raftq.node.led import LedPartition
 from raftq.node.metrics import NodeMetrics
@@ -98,6 +99,7 @@ class Partitions:
         self._disk = disk
         self._reserve = Reserve(disk, config.data_dir, config.storage.reserve_bytes)
         self._metadata = metadata
+        self.disk_full = FullDisk(config, metadata, disk, spawn).found
         self._spawn = spawn
         self._following: Following
         self._on_fatal: Callable[[BaseException], None]
@@ -113,10 +115,8 @@ class Partitions:
         self._proposals = asyncio.Semaphore(PROPOSALS_MAX)
         self._alive: dict[int, int] = {}  # node -> incarnation
         self.cut_off = False
-        """Whether the controller has not heard this node for a lease.
-
-        What it leads it goes on with, as far as its followers do: that needs no controller. But
-        others may lead it by now, so nobody should wait here for what comes next."""
+        """Whether the controller has not heard this node for a lease. What it leads goes on, as far
+        as its followers do; but others may lead it by now, so nobody should wait here for news."""
         self._enabling: dict[int, asyncio.Lock] = {}
 
     def start(

@@ -66,6 +66,9 @@ class Home(Protocol):
     def damaged(self, strand: "Strand", error: BaseException) -> None:
         """Part of its log cannot be read."""
 
+    def disk_full(self) -> None:
+        """There was no room for what was to be written."""
+
     def failed(self, partition: "Partition", error: BaseException) -> None:
         """It cannot go on: a log cannot be written any more, or its service is broken."""
 
@@ -178,17 +181,21 @@ class Strand:
                     self.tail.put(base, log.end_offset, batch)
                 bases.append(base)
                 last = max(last, base + count)
-        except StorageFailed as error:
-            self._home.failed(self.partition, error)
-            raise
         except RaftqError as error:
-            if bases:
-                error.outcome = "unknown"  # the batches before it are in the log
+            self._not_appended(error, bool(bases))
             raise
         finally:
             if log.end_offset > before:
                 self._grown(before, len(raw), began)
         return last
+
+    def _not_appended(self, error: RaftqError, others_were: bool) -> None:
+        if isinstance(error, StorageFailed):
+            self._home.failed(self.partition, error)
+        elif others_were:
+            error.outcome = "unknown"
+        if isinstance(error, DiskFull):
+            self._home.disk_full()
 
     def append(self, batch: bytearray) -> int:
         """Write a batch of the node's own; its base offset. The batch is the strand's then."""
@@ -214,10 +221,16 @@ class Strand:
     def _check_room(self) -> None:
         """DiskFull while what is left of the disk is for ledgers."""
         if self.reserve is not None and self.number != LEDGER:
-            self.reserve.check(self._home.loop.time())
+            try:
+                self.reserve.check(self._home.loop.time())
+            except DiskFull:
+                self._home.disk_full()
+                raise
 
     def _write_again(self, error: DiskFull | StorageFailed, write: Callable[[], T]) -> T:
         """A ledger that found the disk full gets the room that was set aside for it."""
+        if isinstance(error, DiskFull):
+            self._home.disk_full()
         try:
             if self.reserve is None or self.number != LEDGER or isinstance(error, StorageFailed):
                 raise error

@@ -26,6 +26,7 @@ class Home:
 
     def __init__(self, leader: int) -> None:
         self.loop = asyncio.get_running_loop()
+        self.found_full = 0
         self.syncer = Flusher(None)
         self.disk = SimDisk()
         self.disk.make_directory("/p")
@@ -51,6 +52,9 @@ class Home:
     def touched(self, partition: Partition) -> None: ...
     def reached(self, strand: Strand) -> None: ...
     def damaged(self, strand: Strand, error: BaseException) -> None: ...
+    def disk_full(self) -> None:
+        self.found_full += 1
+
     def failed(self, partition: Partition, error: BaseException) -> None: ...
 
 
@@ -63,6 +67,7 @@ def test_a_full_disk_refuses_records_and_takes_settlements() -> None:
         with pytest.raises(DiskFull):
             data.append_incoming(memoryview(encode([b"b"])), [])
         assert home.reserve.is_held
+        assert home.found_full == 1
         for _ in range(100):
             ledger.append(encode_control(b"settled"))
         assert home.reserve.is_used

@@ -85,6 +85,8 @@ class Home:
         self.reaches.append(strand)
 
     def damaged(self, strand: Strand, error: BaseException) -> None: ...
+    def disk_full(self) -> None: ...
+
     def failed(self, partition: Partition, error: BaseException) -> None:
         self.failures.append(error)
 
