@@ -14,6 +14,8 @@ from raftq.chaos.scene import Workload
 from raftq.chaos.world import TOXIPROXY, Fault
 
 SCENARIO_S_MAX = 120.0
+OUTAGE_S_MAX = 5.0
+"""The bar: so soon after a single fault every partition takes records again."""
 
 Setting = str | int | bool
 
@@ -55,7 +57,7 @@ class Scenario:
     rules: Rules = field(default_factory=Rules)
     gap_s_max: float = inf
     """The longest time without an acknowledged record that the promise allows."""
-    outage_s_max: float = inf
+    outage_s_max: float = OUTAGE_S_MAX
     """The longest time for which a single fault may keep any partition from taking records."""
     leader_changes_max: int | None = None
     """More would be a storm of elections."""

@@ -130,7 +130,7 @@ class ProducerOptions(ClientOptions):
     """From `send` to the end of the last attempt."""
     in_flight_max: int = 5
     """Requests in flight per partition; the nodes remember no more batches than 5."""
-    stall_ms: int = 1_000
+    stall_ms: int = 500
     """After so long without an answer the routes are asked for again: the leader may be cut off."""
     value_bytes_max: int = 1024 * 1024
 

@@ -80,6 +80,8 @@ from raftq.node.upkeep import Upkeep
 logger = logging.getLogger(__name__)
 
 FENCE_S = 2.0
+SYNCS = 4
+"""How many partitions are synced at a time."""
 GC_THRESHOLDS = (50_000, 20, 100)
 
 
@@ -107,7 +109,7 @@ class Node:
         self.fatal: asyncio.Future[None] = self.loop.create_future()
         self._rng = rng
         self.metadata = metadata if metadata is not None else self._join()
-        self.syncer: Syncer = syncer or Flusher(config.storage.fsync_interval_ms / 1000)
+        self.syncer: Syncer = syncer or Flusher(config.storage.fsync_interval_ms / 1000, SYNCS)
         self.started_at = wall_ms()
         self._wall_ms = wall_ms
         self._boot = boot

@@ -1,16 +1,19 @@
 """Group commit: one sync for everybody who waits. (Shell.)
 
 While one round of syncs is under way, others queue up behind it; the next round covers all of them
-with one sync per log. Within a round logs are synced in the order of `add`, one after the other, so
-an owner that adds its data log before its ledger never has a durable ledger entry about data that
-is not.
+with one sync per log. Within a round the logs of one folder are synced in the order of `add`, one
+after the other, so an owner that adds its data log before its ledger never has a durable ledger
+entry about data that is not. Those of several folders are synced `hands` at a time: a disk that is
+slow to answer takes several requests at once, and nobody waits for the sum of all.
 
 With an interval a thread also syncs every log that has something to sync, that often. A failed
 sync fails every waiter of that log with StorageFailed; the other logs go on.
 """
 
+import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from raftq.client.wire.errors import RaftqError, StorageFailed
@@ -24,12 +27,13 @@ Callback = Callable[[RaftqError | None], None]
 class Flusher:
     """The thread; it starts with the first log and ends with `close`."""
 
-    def __init__(self, interval_s: float | None = None) -> None:
+    def __init__(self, interval_s: float | None = None, hands: int = 1) -> None:
         self._interval_s = interval_s
+        self._hands = ThreadPoolExecutor(hands, "raftq-sync") if hands > 1 else None
         self._logs: list[Log] = []
         self._waiting: list[tuple[Targets, Callback]] = []
         self._changed = threading.Condition()
-        self._busy: Log | None = None
+        self._busy: dict[Log, None] = {}
         self._removers = 0
         self._turns = Turns(self._serve)
         # One round at a time, whoever runs it.
@@ -52,7 +56,7 @@ class Flusher:
         with self._changed:
             self._logs = [other for other in self._logs if other is not log]
             self._removers += 1
-            self._changed.wait_for(lambda: self._busy is not log)
+            self._changed.wait_for(lambda: log not in self._busy)
             self._removers -= 1
 
     def submit(self, targets: Targets, callback: Callback) -> None:
@@ -93,6 +97,8 @@ class Flusher:
             thread = self._thread
         if thread is not None:
             thread.join()
+        if self._hands is not None:
+            self._hands.shutdown()
 
     def _run(self) -> None:
         while True:
@@ -112,20 +118,31 @@ class Flusher:
     def _round(self, logs: list[Log]) -> None:
         with self._rounds:
             self.rounds += 1
+            folders: dict[str, list[Log]] = {}
             for log in logs:
-                with self._changed:
-                    if log not in self._logs:
-                        continue
-                    self._busy = log
-                # The log remembers its failure; those who wait for it are told.
-                with suppress(RaftqError):
-                    if log.failure is None and log.flushed_offset < log.end_offset:
-                        log.begin_sync().run()
-                with self._changed:
-                    self._busy = None
-                    # Only for them: a needless wake-up costs more than the rest of a round.
-                    if self._removers:
-                        self._changed.notify_all()
+                if log.failure is None and log.flushed_offset < log.end_offset:
+                    folders.setdefault(os.path.dirname(log.directory), []).append(log)
+            if self._hands is not None and len(folders) > 1:
+                # What a sync raises is the log's failure; anything else is raised here.
+                list(self._hands.map(self._sync_all, folders.values()))
+            else:
+                for folder in folders.values():
+                    self._sync_all(folder)
+
+    def _sync_all(self, logs: list[Log]) -> None:
+        for log in logs:
+            with self._changed:
+                if log not in self._logs:
+                    continue
+                self._busy[log] = None
+            # The log remembers its failure; those who wait for it are told.
+            with suppress(RaftqError):
+                log.begin_sync().run()
+            with self._changed:
+                del self._busy[log]
+                # Only for them: a needless wake-up costs more than the rest of a round.
+                if self._removers:
+                    self._changed.notify_all()
 
 
 def missed(targets: Targets) -> RaftqError | None:

@@ -102,6 +102,34 @@ def test_round_syncs_logs_in_the_order_they_were_added(tmp_path: Path) -> None:
         log.close()
 
 
+def test_logs_of_several_folders_are_synced_at_once_and_those_of_one_in_order(
+    tmp_path: Path,
+) -> None:
+    disk = CountingDisk()
+    names = ["p0/data", "p0/ledger", "p1/data", "p1/ledger"]
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+    logs = open_logs(disk, tmp_path, *names)
+    flusher = Flusher(hands=2)
+    for log in logs:
+        flusher.add(log)
+        log.append(encode_one(b"", 0))
+    disk.synced.clear()
+    together = threading.Barrier(2, timeout=10)  # broken when one has to wait for the other
+    disk.on_sync = lambda path: together.wait() and None
+    flusher.wait([(log, 1) for log in logs])
+    assert [log.flushed_offset for log in logs] == [1] * 4
+    for part in ("p0", "p1"):
+        order = [Path(path).parent.name for path in disk.synced if f"/{part}/" in path]
+        assert order == ["data", "ledger"]
+    disk.on_sync = lambda path: None
+    for log in logs:
+        flusher.remove(log)
+    flusher.close()
+    for log in logs:
+        log.close()
+
+
 def test_wait_for_what_is_already_durable_costs_nothing(tmp_path: Path) -> None:
     disk = CountingDisk()
     (log,) = open_logs(disk, tmp_path, "a")
