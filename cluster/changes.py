@@ -39,7 +39,14 @@ class PartitionChanged:
     partition: int
 
 
-Change = NodeChanged | TopicChanged | TopicDeleted | PartitionChanged
+@dataclass(frozen=True, slots=True)
+class LeaderResigned:
+    """The node gave up a partition that its followers could not fetch from it."""
+
+    node_id: int
+
+
+Change = NodeChanged | TopicChanged | TopicDeleted | PartitionChanged | LeaderResigned
 
 
 def differences(old: ClusterState, new: ClusterState) -> list[Change]:

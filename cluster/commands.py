@@ -249,6 +249,20 @@ class ChangeIsr(Command):
 
 @_command
 @dataclass(frozen=True, slots=True)
+class Resign(Command):
+    """A leader that none of its followers reaches asks for another one; FencedEpoch when it does
+    not lead in this epoch any more. The result: whether there is another one."""
+
+    kind: ClassVar[int] = 15
+
+    topic_id: Offset
+    partition: U31
+    leader: NodeId
+    epoch: Offset
+
+
+@_command
+@dataclass(frozen=True, slots=True)
 class ElectPreferred(Command):
     """Pairs of topic id and partition; those where it is not possible stay as they are."""
 

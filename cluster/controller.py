@@ -3,7 +3,8 @@
 It acts on the node that leads the metadata's Raft group, and only by proposing commands, so a
 controller that was replaced without knowing it changes nothing.
 
-    Promoted(state)                     begin: every alive node gets a fresh lease and is probed
+    Promoted(state)                     begin: every alive node is probed; who answers, or has a
+                                        connection, gets a fresh lease, others half of one
     Demoted                             forget everything
     HeartbeatCame(node, incarnation)    renews the lease of that incarnation
     ConnectionEnded(node)               suspicion: probe at once, again until a sign of life
@@ -28,7 +29,7 @@ from random import Random
 from typing import Any
 
 from raftq.client.wire.errors import ConfigError, RaftqError
-from raftq.cluster.changes import Change, NodeChanged
+from raftq.cluster.changes import Change, LeaderResigned, NodeChanged
 from raftq.cluster.commands import Command, ElectPreferred, FenceNode, MoveReplicas
 from raftq.cluster.moves import next_move, unbalanced
 from raftq.cluster.state import ClusterState
@@ -43,6 +44,8 @@ class ControllerConfig:
     """Between two rounds of giving partitions back to their preferred leaders."""
     balance_settle_ms: int = 5000
     """A node must be alive for this long before it gets leadership back."""
+    resigned_ms: int = 60_000
+    """A node that gave up a partition, because nobody fetched from it, must wait this long."""
     balance_max: int = 500
     """Partitions that change their leader in one round."""
     moves_max: int = 4
@@ -173,6 +176,8 @@ class _Watch:
     probing_until: float | None = None
     gone: str = ""
     """Why its process is known to be gone."""
+    settled_at: float = 0.0
+    """When it may get leadership back at the earliest, however long it is alive."""
 
 
 class Controller:
@@ -246,6 +251,9 @@ class Controller:
         for watch in self._watches.values():
             watch.suspected = watch.node_id not in event.connected
             watch.probe_at = now
+            if watch.suspected:
+                # The one before may have waited for it already; and who can, beats at once.
+                watch.expires_at = now + self.config.lease_ms / 2000
 
     def _on_demoted(self, event: Demoted, now: float) -> None:
         self._forget()
@@ -276,6 +284,9 @@ class Controller:
             watch.gone = "nobody listens at its address"
         elif event.incarnation is not None:
             watch.suspected = False
+            watch.expires_at = max(
+                watch.expires_at, watch.alive_since + self.config.lease_ms / 1000
+            )
             if event.incarnation != watch.incarnation:
                 watch.gone = "another process answers at its address"
 
@@ -286,6 +297,9 @@ class Controller:
         for change in event.changes:
             if isinstance(change, NodeChanged):
                 self._look_at(change.node_id, now)
+            elif isinstance(change, LeaderResigned) and change.node_id in self._watches:
+                watch = self._watches[change.node_id]
+                watch.settled_at = now + self.config.resigned_ms / 1000
         self._moves_due = True
         if not self._refusals.get(_MOVES):
             self._held.pop(_MOVES, None)  # it was held only until its change is known
@@ -375,7 +389,7 @@ class Controller:
         ready = {
             one.node_id
             for one in self._watches.values()
-            if one.alive_since + settle <= now
+            if max(one.alive_since + settle, one.settled_at) <= now
             and not (one.suspected or one.gone)
             and not state.nodes[one.node_id].draining
         }

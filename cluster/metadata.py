@@ -34,6 +34,7 @@ from raftq.cluster.commands import (
     MoveReplicas,
     RegisterNode,
     RemoveNode,
+    Resign,
     SetDraining,
 )
 from raftq.cluster.dump import dump, load
@@ -49,6 +50,7 @@ from raftq.cluster.metadata_topics import (
     enable_queues,
     init_named_producer,
     move_replicas,
+    resign,
 )
 from raftq.cluster.state import ClusterState
 
@@ -74,6 +76,7 @@ _handlers: dict[type[Command], Callable[[ClusterState, Any], tuple[object, list[
     DeleteTopic: delete_topic,
     AddPartitions: add_partitions,
     ChangeIsr: change_isr,
+    Resign: resign,
     ElectPreferred: elect_preferred,
     MoveReplicas: move_replicas,
     AllocateProducerIds: allocate_producer_ids,

@@ -18,7 +18,13 @@ from raftq.client.wire.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from raftq.cluster.changes import Change, PartitionChanged, TopicChanged, TopicDeleted
+from raftq.cluster.changes import (
+    Change,
+    LeaderResigned,
+    PartitionChanged,
+    TopicChanged,
+    TopicDeleted,
+)
 from raftq.cluster.commands import (
     REPLICAS_MAX,
     AddPartitions,
@@ -31,6 +37,7 @@ from raftq.cluster.commands import (
     EnableQueues,
     InitNamedProducer,
     MoveReplicas,
+    Resign,
 )
 from raftq.cluster.elections import changed, electable, settled, store_partition, with_partitions
 from raftq.cluster.placement import place
@@ -150,6 +157,26 @@ def change_isr(state: ClusterState, command: ChangeIsr) -> Answer:
         )
     new = settled(old, changed(old, old.replicas, isr, old.leader, old.target), state.nodes)
     return [new.epoch, new.version], store_partition(state, topic, command.partition, new)
+
+
+def resign(state: ClusterState, command: Resign) -> Answer:
+    topic, old = _partition(state, command.topic_id, command.partition)
+    if (command.leader, command.epoch) != (old.leader, old.epoch):
+        raise FencedEpoch(
+            f"{topic.name}/{command.partition} has leader {old.leader} and epoch {old.epoch}; "
+            f"{command.leader} spoke for epoch {command.epoch}"
+        ).with_details(epoch=old.epoch, version=old.version)
+    others = [
+        node
+        for node in electable(old.replicas, old.isr, state.nodes)
+        if node != old.leader and not state.nodes[node].draining
+    ]
+    if not others:
+        return False, []
+    epoch, version = old.epoch + 1, old.version + 1
+    new = PartitionState(old.replicas, old.isr, others[0], epoch, version, old.target)
+    changes = store_partition(state, topic, command.partition, new)
+    return True, [LeaderResigned(command.leader), *changes]
 
 
 def elect_preferred(state: ClusterState, command: ElectPreferred) -> Answer:

@@ -20,11 +20,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from raftq.client.tasks import pause
 from raftq.client.wire.errors import (
     DiskFull,
     InvalidArgument,
-    RaftqError,
     StorageError,
     UnknownPartition,
     UnknownTopic,
@@ -36,7 +34,7 @@ from raftq.cluster.changes import (
     TopicChanged,
     TopicDeleted,
 )
-from raftq.cluster.commands import ChangeIsr, EnableQueues
+from raftq.cluster.commands import EnableQueues
 from raftq.cluster.metadata_log import MetadataLog
 from raftq.cluster.state import PartitionState, TopicState
 from raftq.cluster.topic_config import is_internal
@@ -47,7 +45,8 @@ from raftq.node.led import LedPartition
 from raftq.node.metrics import NodeMetrics
 from raftq.node.partition import Partition
 from raftq.node.place import Place
-from raftq.node.replica import Decided, IsrChange, Replica
+from raftq.node.proposals import Proposals
+from raftq.node.replica import Decided, Replica
 from raftq.node.replica_files import (
     directory_of,
     make_directory,
@@ -67,8 +66,6 @@ logger = logging.getLogger(__name__)
 
 Key = tuple[int, int]
 TICK_S = 0.1
-PROPOSALS_MAX = 64
-RETRY_S = 0.2
 OPEN_S = 0.01
 DISK_FULL_S = 1.0
 
@@ -104,7 +101,7 @@ class Partitions:
         self._following: Following
         self._on_fatal: Callable[[BaseException], None]
         self._wall_ms: Callable[[], int]
-        self._started = False
+        self.is_started = False
         self._touched: dict[Partition, None] = {}
         self._to_open: dict[Key, None] = {}
         self._opening = False
@@ -112,7 +109,7 @@ class Partitions:
         """Set while every replica that should be here is open."""
         self.opened.set()
         self._tick_timer: asyncio.TimerHandle | None = None
-        self._proposals = asyncio.Semaphore(PROPOSALS_MAX)
+        self._proposals = Proposals(self._me, metadata, self)
         self._alive: dict[int, int] = {}  # node -> incarnation
         self.cut_off = False
         """Whether the controller has not heard this node for a lease. What it leads goes on, as far
@@ -131,7 +128,7 @@ class Partitions:
         self._following = Following(net, self._spawn, on_fatal)
         self._refresh_alive()
         remove_deleted(self._disk, self._config.data_dir, self._metadata.state, self._me)
-        self._started = True
+        self.is_started = True
         for topic in list(self._metadata.state.topics.values()):
             self._look_at_topic(topic)
         self._metadata.subscribe(self._changed)
@@ -139,9 +136,9 @@ class Partitions:
 
     def stop(self, clean: bool = True) -> bool:
         """Close everything; nothing happens afterwards. Whether all of it is synced and safe."""
-        if not self._started:
+        if not self.is_started:
             return clean
-        self._started = False
+        self.is_started = False
         self._to_open.clear()
         if self._tick_timer is not None:
             self._tick_timer.cancel()
@@ -236,7 +233,7 @@ class Partitions:
         self._alive = {one.node_id: one.incarnation for one in nodes.values() if one.alive}
 
     def _changed(self, changes: Sequence[Change]) -> None:
-        if not self._started:
+        if not self.is_started:
             return
         try:
             nodes_changed = any(isinstance(change, NodeChanged) for change in changes)
@@ -296,7 +293,7 @@ class Partitions:
         """Open replicas for a moment, then let others have the loop: there may be thousands."""
         until = self.loop.time() + OPEN_S
         try:
-            while self._to_open and self._started:
+            while self._to_open and self.is_started:
                 self._open_next()
                 if self._to_open and self.loop.time() >= until:
                     self.loop.call_later(0, self._open_some)
@@ -326,7 +323,7 @@ class Partitions:
 
     def _look_again(self, key: Key) -> None:
         topic = self._metadata.state.topic_by_id(key[0])
-        if topic is not None and self._started:
+        if topic is not None and self.is_started:
             self._look_at(topic, key[1])
 
     def _tell(self, partition: Partition, topic: TopicState, state: PartitionState) -> None:
@@ -453,7 +450,7 @@ class Partitions:
     # Time
 
     def _tick(self) -> None:
-        if not self._started:
+        if not self.is_started:
             return
         now = self.loop.time()
         try:
@@ -471,29 +468,8 @@ class Partitions:
         replica = partition.replica
         if replica.role != "leader":
             return waits
-        change = replica.next_change(self._alive, now)
-        if change is not None:
-            self._spawn(self._propose(partition, change))
+        if replica.should_resign(self._alive, now):
+            self._spawn(self._proposals.resign(partition))
+        elif (change := replica.next_change(self._alive, now)) is not None:
+            self._spawn(self._proposals.change(partition, change))
         return waits or replica.is_behind()
-
-    async def _propose(self, partition: Partition, change: IsrChange) -> None:
-        """Propose until it is decided or the epoch is over."""
-        place, replica = partition.place, partition.replica
-        logger.info("partition=%s isr=%s %s", place, change.members, change.reason)
-        command = ChangeIsr(
-            place.topic_id, place.number, self._me, change.epoch, change.version, change.members
-        )
-        async with self._proposals:
-            while self._started:
-                try:
-                    await self._metadata.propose(command)
-                    decided = True
-                    self.metrics.isr_expansions += change.joins
-                    self.metrics.isr_shrinks += change.leaves
-                except RaftqError as error:
-                    decided = error.outcome == "failed"
-                    logger.info("partition=%s isr change ended: %s", place, error)
-                if not replica.change_ended(change, decided):
-                    break
-                await pause(RETRY_S)
-        self.touched(partition)

@@ -37,9 +37,13 @@ UNKNOWN = -1
 class Follower:
     """What the leader knows of one follower's copy of a strand in this epoch."""
 
-    __slots__ = ("caught_up_at", "end_offset", "incarnation", "target_at", "target_end")
+    __slots__ = (
+        "caught_up_at", "end_offset", "heard_at", "incarnation", "target_at", "target_end",
+    )  # fmt: skip
 
     def __init__(self, now: float) -> None:
+        # When it last told where its log ends.
+        self.heard_at = now
         self.end_offset = UNKNOWN
         self.incarnation = UNKNOWN
         # When it last had everything the leader had. A new leader gives everyone the time to come.
@@ -148,6 +152,7 @@ class Reach:
             follower.target_end = UNKNOWN
         log_end = self.log_end
         follower.end_offset = end_offset
+        follower.heard_at = now
         if end_offset >= log_end:
             follower.caught_up_at = now
         elif follower.target_end != UNKNOWN and end_offset >= follower.target_end:
@@ -186,6 +191,10 @@ class Reach:
         follower = self.followers[node]
         return follower.end_offset < self.log_end and follower.caught_up_at < since
 
+    def is_silent(self, node: int, since: float) -> bool:
+        """Whether this follower is late and has told nothing since then."""
+        return self.is_late(node, since) and self.followers[node].heard_at < since
+
     def is_ready(self, node: int, incarnation: int) -> bool:
         """Whether this follower, if it is that process, may be let into the set."""
         follower = self.followers[node]
@@ -199,13 +208,17 @@ class Reach:
 class Replica:
     """See the module's docstring. `is_alive` answers from the metadata."""
 
-    __slots__ = ("_is_alive", "_lag_s", "_me", "_proposed", "data", "decided", "role", "strands")
+    __slots__ = (
+        "_is_alive", "_lag_s", "_me", "_proposed", "_resigned_at", "data", "decided", "role",
+        "strands",
+    )  # fmt: skip
 
     def __init__(self, me: int, lag_s: float, is_alive: Callable[[int], bool]) -> None:
         self._me = me
         self._lag_s = lag_s
         self._is_alive = is_alive
         self._proposed: IsrChange | None = None
+        self._resigned_at = NEVER
         self.role: Role = "idle"
         self.decided = NOTHING
         self.data = Reach()
@@ -375,6 +388,26 @@ class Replica:
     def _is_late(self, node: int, now: float) -> bool:
         since = now - self._lag_s
         return any(reach.is_late(node, since) for reach in self.strands)
+
+    def should_resign(self, incarnations: Mapping[int, int], now: float) -> bool:
+        """Whether the set cannot go on under this leader, but could under another one: all the
+        followers are alive and enough, and none of them has fetched for as long as one may lag.
+
+        True once per that time; the answer comes with another epoch, or not at all.
+        """
+        decided = self.decided
+        floor = min(decided.min_insync, len(decided.replicas))
+        alive = [node for node in self.followers if node in incarnations]
+        if self.role != "leader" or floor < 2 or len(alive) < floor:
+            return False
+        since = now - self._lag_s
+        counted = [node for node in alive if node in decided.isr]
+        if not counted or self._resigned_at > since:
+            return False
+        if not all(any(one.is_silent(node, since) for one in self.strands) for node in counted):
+            return False
+        self._resigned_at = now
+        return True
 
     def change_ended(self, change: IsrChange, applied_or_refused: bool) -> bool:
         """How a proposal ended. While it is not known, those it lets in go on to count.

@@ -17,6 +17,7 @@ from raftq.cluster.commands import (
     FenceNode,
     MoveReplicas,
     RemoveNode,
+    Resign,
     SetDraining,
 )
 from raftq.cluster.controller import (
@@ -327,6 +328,39 @@ def test_leases_are_fresh_after_promotion() -> None:
     script.now += 50
     script.promote(1, 2, 3)
     assert script.wait(2.9) == []
+
+
+def test_a_node_that_a_new_controller_neither_hears_nor_reaches_has_half_a_lease() -> None:
+    """It may have been silent for the controller before as well; and whoever can, beats at once."""
+    script = Script()
+    script.promote()
+    script.beating = {1, 3}
+    found = script.wait(3)
+    (at,) = [when for when, one in found if isinstance(one, ProposeCommand)]
+    assert script.asked == [FenceNode(2, 1)]
+    assert 1.4 <= at <= 1.6
+
+
+def test_a_node_that_answers_a_new_controller_has_a_whole_lease_to_beat() -> None:
+    script = Script()
+    script.promote()
+    script.beating = {1, 3}
+    script.step(ProbeEnded(2, 1, refused=False, probed=1))
+    assert only([one for _, one in script.wait(2.9)], ProposeCommand) == []
+    script.wait(0.2)
+    assert script.asked == [FenceNode(2, 1)]
+
+
+def test_a_leader_that_resigned_gets_nothing_back_for_a_while() -> None:
+    script = Script(balance_ms=2000, resigned_ms=30_000)
+    script.decide(CreateTopic("t", 6, 3))
+    script.promote(1, 2, 3)
+    script.beating = {1, 2, 3}
+    script.decide(Resign(1, 0, 1, 1))
+    assert script.state.topics["t"].partitions[0].leader != 1
+    assert only([one for _, one in script.wait(29)], ProposeCommand) == []
+    script.wait(4)
+    assert script.asked == [ElectPreferred(((1, 0),))]
 
 
 def test_leadership_goes_back_to_preferred_leaders_that_have_settled() -> None:

@@ -29,6 +29,7 @@ from raftq.cluster.commands import (
     InitNamedProducer,
     MoveReplicas,
     RemoveNode,
+    Resign,
     SetDraining,
 )
 from raftq.cluster.metadata import (
@@ -358,6 +359,29 @@ def test_preferred_leaders_come_back_where_they_can() -> None:
     assert cluster.at() == PartitionState((1, 2, 3), (1, 2, 3), 1, 3, 3)
     cluster.apply(SetDraining(1, True))
     assert cluster.apply(everything) == 0
+
+
+def test_a_leader_that_resigns_is_followed_by_another_member_of_the_set() -> None:
+    cluster = Cluster()
+    cluster.create()
+    assert cluster.apply(Resign(1, 0, 1, 1)) is True
+    assert cluster.at() == PartitionState((1, 2, 3), (1, 2, 3), 2, 2, 2)
+    for command in (Resign(1, 0, 1, 1), Resign(1, 0, 2, 1), Resign(1, 0, 1, 2)):
+        with pytest.raises(FencedEpoch):
+            cluster.apply(command)
+    cluster.apply(SetDraining(1, True))
+    assert cluster.apply(Resign(1, 0, 2, 2)) is True
+    assert cluster.at().leader == 3, "not to one that drains"
+
+
+def test_a_leader_that_is_alone_in_the_set_stays() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.fence(2)
+    cluster.fence(3)
+    before = cluster.at()
+    assert cluster.apply(Resign(1, 0, 1, before.epoch)) is False
+    assert cluster.at() == before
 
 
 def test_a_move_finishes_when_its_target_is_in_sync() -> None:

@@ -24,6 +24,7 @@ from raftq.cluster.commands import (
     MoveReplicas,
     RegisterNode,
     RemoveNode,
+    Resign,
     SetDraining,
 )
 from raftq.cluster.metadata import apply, dump, load
@@ -53,6 +54,7 @@ ANY: st.SearchStrategy[Command] = st.one_of(
     st.builds(AddPartitions, NAME, st.one_of(SMALL, st.just(4097))),
     st.builds(ChangeIsr, SMALL, SMALL, SMALL, SMALL, SMALL, PAIRS),
     st.builds(ElectPreferred, PAIRS),
+    st.builds(Resign, SMALL, SMALL, SMALL, SMALL),
     st.builds(MoveReplicas, NAME, NUMBER, NODES),
     st.builds(AllocateProducerIds, SMALL, st.integers(1, 1_000_000)),
     st.builds(InitNamedProducer, NAME),

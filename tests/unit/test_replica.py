@@ -153,6 +153,59 @@ def test_the_set_is_never_proposed_smaller_than_min_insync() -> None:
     assert replica.next_change({1: 11}, 100.0) is None
 
 
+def test_a_leader_whose_living_followers_all_fell_silent_resigns_once_per_lag() -> None:
+    replica = leader()
+    grow(replica, 0, 10, 1.0)
+    assert not replica.should_resign(ALIVE, 2.9), "a new leader gives everyone the time to come"
+    assert replica.should_resign(ALIVE, 3.1)
+    assert not replica.should_resign(ALIVE, 6.0)
+    assert replica.should_resign(ALIVE, 6.2)
+
+
+@pytest.mark.parametrize("speaks", [2, 3])
+def test_a_leader_that_some_follower_fetches_from_stays(speaks: int) -> None:
+    replica = leader()
+    grow(replica, 0, 1000, 0.1)
+    for step in range(1, 80):
+        now = step / 10
+        replica.data.progressed(speaks, ALIVE[speaks], step, now)  # slowly, and always behind
+        assert not replica.should_resign(ALIVE, now)
+
+
+def test_a_leader_without_anything_that_waits_stays() -> None:
+    replica = leader()
+    for node in (2, 3):
+        replica.data.progressed(node, ALIVE[node], 0, 0.1)
+    assert not replica.should_resign(ALIVE, 100.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"min_insync": 1},  # it goes on alone
+        {"isr": (1,)},  # nobody else has everything
+    ],
+)
+def test_a_leader_that_nobody_could_replace_stays(changes: dict[str, object]) -> None:
+    replica = leader(**changes)
+    grow(replica, 0, 10)
+    assert not replica.should_resign(ALIVE, 10.0)
+
+
+def test_a_leader_whose_followers_are_too_few_without_it_stays() -> None:
+    replica = leader()
+    grow(replica, 0, 10)
+    assert not replica.should_resign({1: 11, 2: 22}, 10.0), "one is dead, and one may be paused"
+    assert replica.should_resign(ALIVE, 10.0)
+
+
+def test_a_follower_does_not_resign() -> None:
+    replica = leader()
+    grow(replica, 0, 10)
+    replica.follow(decided(epoch=6, leader=2))
+    assert not replica.should_resign(ALIVE, 10.0)
+
+
 def test_a_late_but_living_member_is_kept_before_a_dead_one() -> None:
     replica = leader()
     grow(replica, 0, 10, 1.0)
