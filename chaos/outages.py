@@ -83,7 +83,11 @@ def costs(faults: Iterable[Span], history: History, ended: float) -> list[Cost]:
         until = _alone_until(spans, number)
         if not span.majority or until is None:
             continue
-        during = found[bisect_left(begins, span.began) : bisect_left(begins, until)]
+        during = [
+            one
+            for one in found[bisect_left(begins, span.began) : bisect_left(begins, until)]
+            if one.place not in span.excused
+        ]
         worst = max(during, key=lambda one: min(one.ended, until) - one.began, default=None)
         if worst is None:
             rows.append(Cost(span, 0.0))

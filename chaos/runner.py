@@ -19,14 +19,14 @@ from random import Random
 from typing import Any, TypeVar
 
 from raftq.chaos.checkers import Anomaly, Rules, judge
-from raftq.chaos.history import Final, History, Publish
+from raftq.chaos.history import Final, History, Partition, Publish
 from raftq.chaos.outages import Cost, costs
 from raftq.chaos.recorder import Clock
 from raftq.chaos.scenario import Action, Scenario, Step, actions
 from raftq.chaos.scene import Scene, Workload
 from raftq.chaos.timeline import Span, Timeline, without, worst_gap
 from raftq.chaos.watcher import Watcher
-from raftq.chaos.world import World
+from raftq.chaos.world import Parting, World
 from raftq.client.tasks import pause
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Runner:
         )
         self._hand = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raftq-chaos")
         self._injected: list[Step] = []
-        self._spans: dict[int, tuple[float, str]] = {}
+        self._spans: dict[int, tuple[float, str, frozenset[Partition]]] = {}
 
     async def run(self) -> Outcome:
         """Everything from the first topic to the verdict."""
@@ -174,9 +174,21 @@ class Runner:
         self._injected.append(step)
         began = self._clock()
         text = step.fault.inject(self._world)
-        self._spans[id(step)] = (began, text)
+        self._spans[id(step)] = (began, text, self._excused(step))
         self._timeline.mark(began, "fault", f"{name}: {text}")
         self._tools.say(f"  {began - self._timeline.began:6.1f} s  {name}: {text}")
+
+    def _excused(self, step: Step) -> frozenset[Partition]:
+        """What cannot be written until this is healed: most copies are on the wrong side."""
+        fault = step.fault
+        if not isinstance(fault, Parting) or not fault.apart:
+            return frozenset()
+        copies = self._world.copies()
+        return frozenset(
+            place
+            for place, nodes in copies.items()
+            if 2 * sum(node in fault.apart for node in nodes) > len(nodes)
+        )
 
     def _heal(self, step: Step) -> None:
         if not any(one is step for one in self._injected):
@@ -184,8 +196,10 @@ class Runner:
         self._injected = [one for one in self._injected if one is not step]
         step.fault.heal(self._world)
         ended = self._clock()
-        began, text = self._spans.pop(id(step), (ended, "not injected"))
-        self._timeline.faults.append(Span(began, ended, step.fault.name, text, step.majority))
+        began, text, excused = self._spans.pop(id(step), (ended, "not injected", frozenset()))
+        self._timeline.faults.append(
+            Span(began, ended, step.fault.name, text, step.majority, excused)
+        )
         self._timeline.mark(ended, "heal", step.fault.name)
         self._tools.say(f"  {ended - self._timeline.began:6.1f} s  healed {step.fault.name}")
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import ceil
 from typing import Literal
 
-from raftq.chaos.history import Call, Delivery, History, Publish, Receive
+from raftq.chaos.history import Call, Delivery, History, Partition, Publish, Receive
 
 MarkKind = Literal["phase", "fault", "heal", "leader", "trouble"]
 
@@ -34,6 +34,8 @@ class Span:
     text: str
     majority: bool = True
     """Whether a majority stayed whole and in touch."""
+    excused: frozenset[Partition] = frozenset()
+    """Partitions of which it did not leave enough copies in touch."""
 
 
 @dataclass(slots=True)

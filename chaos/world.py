@@ -138,8 +138,20 @@ class World(Protocol):
     def leaders(self) -> Mapping[tuple[str, int], int]:
         """Topic and partition -> leader, of all topics but internal ones that somebody leads."""
 
+    def copies(self) -> Mapping[tuple[str, int], tuple[int, ...]]:
+        """Topic and partition -> the nodes that hold copies of it."""
+
     def controller(self) -> int | None:
         """The node that leads the metadata's consensus, asked past the proxies."""
+
+
+@runtime_checkable
+class Parting(Protocol):
+    """A fault that parts the cluster, while it is injected."""
+
+    apart: tuple[int, ...]
+    """The nodes that do not see the controller. A partition with most of its copies there cannot
+    be written, though a majority of the nodes is whole."""
 
 
 @runtime_checkable

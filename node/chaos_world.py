@@ -167,6 +167,14 @@ class ProxiedCluster:
             if leader and not place[0].startswith("__")
         }
 
+    def copies(self) -> dict[tuple[str, int], tuple[int, ...]]:
+        return {
+            (topic.topic, one.partition): one.replicas
+            for reply in self._ask_all()
+            for topic in reply.topics
+            for one in topic.partitions
+        }
+
     def leader(self, topic: str, partition: int) -> int | None:
         return self.leaders().get((topic, partition))
 

@@ -82,6 +82,7 @@ class Split:
     who: Who = "leader"
     topic: str = ""
     needs: ClassVar[frozenset[str]] = LINKS
+    apart: tuple[int, ...] = field(default=(), init=False)
     _pairs: list[Pair] = field(default_factory=list, init=False)
 
     @property
@@ -92,6 +93,7 @@ class Split:
         node_id = choose(world, self.who, self.topic)
         rest = others(world, node_id)
         small = [node_id, *world.rng.sample(rest, (len(world.ids) - 1) // 2 - 1)]
+        self.apart = tuple(small)
         self._pairs = between(small, [one for one in rest if one not in small])
         world.links.cut(self._pairs)
         return f"nodes {sorted(small)} see each other only"
@@ -146,6 +148,7 @@ class Bridge:
     who: Who = "any"
     topic: str = ""
     needs: ClassVar[frozenset[str]] = LINKS
+    apart: tuple[int, ...] = field(default=(), init=False)
     _pairs: list[Pair] = field(default_factory=list, init=False)
 
     @property
@@ -157,6 +160,8 @@ class Bridge:
         rest = others(world, node_id)
         half = world.rng.sample(rest, len(rest) // 2)
         far = [one for one in rest if one not in half]
+        controller = world.controller()
+        self.apart = tuple(far if controller in half else half if controller in far else ())
         self._pairs = between(half, far)
         world.links.cut(self._pairs)
         return f"nodes {sorted(half)} and {sorted(far)} see each other over node {node_id} only"

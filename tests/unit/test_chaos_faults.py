@@ -162,6 +162,9 @@ class NotedWorld:
     def leaders(self) -> Mapping[tuple[str, int], int]:
         return LEADERS
 
+    def copies(self) -> Mapping[tuple[str, int], tuple[int, ...]]:
+        return dict.fromkeys(LEADERS, self.ids)
+
     def controller(self) -> int | None:
         return CONTROLLER
 

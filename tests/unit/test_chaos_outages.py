@@ -79,6 +79,14 @@ def test_a_fault_beside_another_is_not_judged(other: Span) -> None:
     assert 10 not in judged
 
 
+def test_a_partition_with_most_of_its_copies_apart_is_excused_and_others_are_not() -> None:
+    history = History([*steady(0, 10), sent(10.05, 15.0), *steady(0, 10, 1), sent(10.05, 12.0, 1)])
+    span = Span(10, 15, "split", "split", excused=frozenset({("t", 0)}))
+    (cost,) = costs([span], history, 30.0)
+    assert cost.place == ("t", 1)
+    assert cost.outage_s == pytest.approx(1.95)
+
+
 def test_the_next_fault_takes_over_the_blame() -> None:
     history = History([*steady(0, 10), sent(10.05, 25.0)])
     (first, _) = costs([fault(10, 12), fault(14, 16)], history, 30.0)
