@@ -10,8 +10,10 @@ from raftq.client.wire.errors import RaftqError
 
 # The last line of a Python traceback with one of our errors: its class, and what it says.
 _OURS = re.compile(r"^\s*(?:[\w.]*raftq[\w.]*\.)(\w+): (.+)$", re.MULTILINE)
-# A Java exception, at the beginning or behind "Caused by: ".
-_JAVA = re.compile(r"^(?:Caused by: )?((?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error)): (.+)$", re.M)
+# A Java exception, which py4j begins with a colon and Java with "Caused by: ".
+_JAVA = re.compile(
+    r"^(?:Caused by: |: )?((?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error)): (.+)$", re.MULTILINE
+)
 _CONDITION = re.compile(r"^\[([A-Z_.0-9]+)\] ")
 _SQLSTATE = re.compile(r" SQLSTATE: \w+$")
 LENGTH_MAX = 400

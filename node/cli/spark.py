@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from raftq.client.wire.errors import InvalidArgument
 from raftq.node.cli import spark_submitted
 from raftq.node.cli.bootstrap import ANY, Bootstrap
 from raftq.node.cli.moments import time_ms
 from raftq.node.cli.output import Format, Output, open_console, print_json
-from raftq.node.cli.spark_checks import job, names, need_archive, need_place, need_topics
+from raftq.node.cli.spark_checks import (
+    job,
+    names,
+    need_archive,
+    need_place,
+    need_spark,
+    need_topics,
+)
 from raftq.node.cli.spark_options import Master, Path, Pattern, Since, Topic, Topics, Until
 from raftq.node.cli.spark_reports import dlq_report, latency_report
 
@@ -55,11 +63,14 @@ def archive(  # noqa: PLR0913 - the options of a command
     output: Output = Format.table,
 ) -> None:
     """Append what is new in topics to Parquet below PATH, by topic and date, exactly once."""
+    if bool(topics) == bool(pattern):
+        raise InvalidArgument("an archive needs --topics or --pattern, and not both")
+    need_spark()
     need_topics(bootstrap, names(topics), pattern)
     need_place(path, master)
-    with job(master) as spark:
-        from raftq.client.spark import pipelines  # noqa: PLC0415 - loads PySpark
+    from raftq.client.spark import pipelines  # noqa: PLC0415 - loads PySpark
 
+    with job(master) as spark:
         told = None if quiet else _tell_progress
         done = pipelines.archive(spark, bootstrap, path, topics, pattern, per_batch, told)
     _tell(done, f"archived in {path}, {done.batches} batches,", output)
@@ -80,14 +91,15 @@ def replay(  # noqa: PLR0913
 ) -> None:
     """Write archived records of TOPIC back to a topic, in order."""
     since_ms, until_ms = time_ms("--since", since), time_ms("--until", until)
+    need_spark()
     need_archive(path, master)
     need_topics(bootstrap, (to or topic,))
-    with job(master) as spark:
-        from raftq.client.spark import pipelines  # noqa: PLC0415
+    from raftq.client.spark import pipelines  # noqa: PLC0415
 
-        wanted = pipelines.Replay(
-            topic=topic, to=to, since_ms=since_ms, until_ms=until_ms, rate=rate, write_id=write_id
-        )
+    wanted = pipelines.Replay(
+        topic=topic, to=to, since_ms=since_ms, until_ms=until_ms, rate=rate, write_id=write_id
+    )
+    with job(master) as spark:
         done = pipelines.replay(spark, bootstrap, path, wanted)
     _tell(done, f"replayed to {to or topic}", output)
 
@@ -101,11 +113,12 @@ def compact(
     output: Output = Format.table,
 ) -> None:
     """Write the last record of each key of TOPIC as a Parquet table to PATH."""
+    need_spark()
     need_topics(bootstrap, (topic,))
     need_place(path, master)
-    with job(master) as spark:
-        from raftq.client.spark import pipelines  # noqa: PLC0415
+    from raftq.client.spark import pipelines  # noqa: PLC0415
 
+    with job(master) as spark:
         done = pipelines.compact(spark, bootstrap, topic, path)
     _tell(done, f"kept in {path}", output)
 

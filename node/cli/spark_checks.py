@@ -7,12 +7,11 @@ checked before; and of a job that fails, the cause is told in one sentence.
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from raftq.client.spark.failures import JobFailed, cause
 from raftq.client.wire.errors import (
-    ConfigError,
     DirectoryReadOnly,
     InvalidArgument,
     RaftqError,
@@ -20,9 +19,19 @@ from raftq.client.wire.errors import (
 )
 from raftq.node.cli.bootstrap import open_admin
 from raftq.node.cli.output import TRACEBACK
+from raftq.node.cli.spark_log import SparkLog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def need_spark() -> None:
+    """PySpark and Java are here; a missing one is a ConfigError. Others may load PySpark then."""
+    from raftq.client.spark import find_java, job_session  # noqa: F401, PLC0415
+    from raftq.client.spark.session import is_submitted  # noqa: PLC0415
+
+    if not is_submitted():
+        find_java()
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -67,7 +76,6 @@ def need_archive(path: str, master: str) -> None:
 
 def _local(path: str, master: str) -> str | None:
     """The path, when Spark runs here and files without a scheme are those of this machine."""
-    _need_spark()
     from raftq.client.spark.pipelines.picture_file import local_path  # noqa: PLC0415
     from raftq.client.spark.session import is_submitted  # noqa: PLC0415
 
@@ -75,26 +83,23 @@ def _local(path: str, master: str) -> str | None:
     return local_path(path) if here else None
 
 
-def _need_spark() -> None:
-    """PySpark and Java, found before anything is done. A missing one is a ConfigError."""
-    from raftq.client.spark import find_java, job_session  # noqa: F401, PLC0415
-    from raftq.client.spark.session import is_submitted  # noqa: PLC0415
-
-    if not is_submitted():
-        find_java()
-
-
 @contextmanager
 def job(master: str) -> "Iterator[SparkSession]":
     """A session to do one job in; its failure becomes one sentence."""
     from raftq.client.spark import job_session  # noqa: PLC0415
+    from raftq.client.spark.session import is_submitted  # noqa: PLC0415
 
+    log = SparkLog()
     try:
-        yield job_session(master)
-    except (RaftqError, ConfigError):
+        with nullcontext() if is_submitted() or os.environ.get(TRACEBACK) else log.aside():
+            spark = job_session(master)
+        yield spark
+    except RaftqError:
+        log.drop()
         raise
     except Exception as error:
         sentence = cause(error)
         if sentence is None or os.environ.get(TRACEBACK):
             raise
-        raise JobFailed(sentence) from error
+        raise JobFailed(sentence + log.where()) from error
+    log.drop()

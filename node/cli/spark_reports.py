@@ -19,7 +19,7 @@ from raftq.node.cli.output import (
     open_console,
     print_json,
 )
-from raftq.node.cli.spark_checks import job, names, need_place, need_topics
+from raftq.node.cli.spark_checks import job, names, need_place, need_spark, need_topics
 from raftq.node.cli.spark_options import (
     Bucket,
     Master,
@@ -52,11 +52,12 @@ def dlq_report(  # noqa: PLR0913 - the options of a command
     Topics are those whose letters are meant, as in `raftq dlq`; without any, all of them.
     """
     which = _selection(bootstrap, topics, pattern, since, until, bucket)
+    need_spark()
     need_topics(bootstrap, which["topics"], pattern, DLQ_SUFFIX)
     need_place(path, master)
-    with job(master) as spark:
-        from raftq.client.spark import pipelines  # noqa: PLC0415 - loads PySpark
+    from raftq.client.spark import pipelines  # noqa: PLC0415 - loads PySpark
 
+    with job(master) as spark:
         report = pipelines.dead_letter_report(spark, pipelines.Selection(**which), path, picture)
     if output is Format.json:
         print_json(_letters_json(report))
@@ -90,13 +91,14 @@ def latency_report(  # noqa: PLR0913
     which = _selection(bootstrap, topics, pattern, since, until, bucket)
     if not topics and not pattern:
         raise InvalidArgument("a latency report needs --topics or --pattern")
-    upstream = (origin.removeprefix("topic:"),) if origin.startswith("topic:") else ()
+    need_spark()
+    from raftq.client.spark import pipelines  # noqa: PLC0415
+
+    begun = pipelines.parse_origin(origin, match)
+    upstream = (begun.name,) if begun.kind == "topic" else ()
     need_topics(bootstrap, (*which["topics"], *upstream), pattern)
     need_place(path, master)
     with job(master) as spark:
-        from raftq.client.spark import pipelines  # noqa: PLC0415
-
-        begun = pipelines.parse_origin(origin, match)
         chosen = pipelines.Selection(**which)
         report = pipelines.latency_report(spark, chosen, begun, path, picture)
     if output is Format.json:

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LINES = {"p99_ms": COLOURS[3], "p90_ms": COLOURS[1], "p50_ms": COLOURS[0]}
+# Where powers of ten of a ms would be odd durations: 1 ms to 500 ms, 1 s to 30 s, and so on.
+ROUND_MS = (
+    *(power * step for power in (1, 10, 100) for step in (1, 2, 5)),
+    *(unit * step for unit in (1000, 60_000) for step in (1, 2, 5, 10, 30)),
+    *(3_600_000 * step for step in (1, 2, 6, 12, 24, 48, 7 * 24, 30 * 24)),
+)
+TICKS_MAX = 9
 WIDE = 50  # from here on, largest against smallest, an axis of powers of ten is easier to read
 MARKED_MAX = 60  # points that are few are marked, so that one alone can be seen
 
@@ -80,12 +87,13 @@ def _panel(axes: "Axes", topic: str, points: list[Point]) -> None:
 
 
 def _latency_axis(axes: "Axes", lowest: int, highest: int) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter  # noqa: PLC0415 - optional
+    from matplotlib.ticker import FixedLocator, NullLocator  # noqa: PLC0415 - optional
 
     if lowest > 0 and highest / lowest >= WIDE:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        shown = [ms for ms in ROUND_MS if lowest <= ms <= highest]
+        axes.yaxis.set_major_locator(FixedLocator(shown[:: -(-len(shown) // TICKS_MAX)]))
+        axes.yaxis.set_minor_locator(NullLocator())
     else:
         axes.set_ylim(bottom=min(lowest, 0))
     axes.yaxis.set_major_formatter(lambda ms, _: duration(ms))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BAR = 0.9  # of a bucket's width
+BUCKETS_SHOWN_MIN = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,12 @@ def _over_time(axes: "Axes", figures: LetterFigures) -> None:
     axes.set_title(title, loc="left", fontsize=13, color=INK)
     axes.set_ylabel(f"letters in {duration(figures.bucket_ms)}", color=INK)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.margins(x=0.01)
+    # A single bar must not fill the picture.
+    spare = max(BUCKETS_SHOWN_MIN - (buckets[-1] - buckets[0]) // figures.bucket_ms, 1) / 2
+    axes.set_xlim(
+        day(buckets[0]) - spare * day(figures.bucket_ms),
+        day(buckets[-1]) + (spare + BAR) * day(figures.bucket_ms),
+    )
     quiet_axes(axes)
     time_axis(axes)
     axes.legend(title="reason", alignment="left", fontsize=9, frameon=False,
