@@ -57,6 +57,9 @@ def archive(  # noqa: PLR0913 - the options of a command
     per_batch: Annotated[
         int, typer.Option("--batch", min=1, help="Records that become safe at once.")
     ] = 2_000_000,
+    skip_lost: Annotated[
+        bool, typer.Option("--skip-lost", help="Go on after what retention took unread.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
     master: Master = "",
     bootstrap: Bootstrap = ANY,
@@ -72,7 +75,9 @@ def archive(  # noqa: PLR0913 - the options of a command
 
     with job(master) as spark:
         told = None if quiet else _tell_progress
-        done = pipelines.archive(spark, bootstrap, path, topics, pattern, per_batch, told)
+        done = pipelines.archive(
+            spark, bootstrap, path, topics, pattern, per_batch, told, skip_lost
+        )
     _tell(done, f"archived in {path}, {done.batches} batches,", output)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -153,6 +154,31 @@ def test_an_archive_of_spark_submit_that_is_killed_goes_on_and_holds_every_recor
     send(cluster.bootstrap, topic, range(6000, 6100))
     raftq(cluster, "archive", tmp_path, "--topics", topic)
     assert archived_values(session, tmp_path) == list(range(6100))
+
+
+def test_an_archive_that_retention_has_overtaken_says_so_and_goes_on_when_told(
+    session, cluster, admin, topic, tmp_path
+):
+    config = {"segment_bytes": 4096, "retention_bytes": 8192}
+    admin.create_topic(topic, partitions=1, replication=1, config=config)
+    sent = 0
+    deadline = time.monotonic() + WHOLE_S
+    while (first := admin.describe_topic(topic).partitions[0].start_offset) <= 50:
+        with Producer(cluster.bootstrap) as producer:
+            for number in range(sent, sent + 50):
+                producer.send(topic, b"v%d" % number, headers={"pad": b" " * 200})
+            producer.flush()
+        sent += 50
+        if sent == 50:
+            assert said(cluster, "archive", tmp_path, "-t", topic)["records"] == 50
+        assert time.monotonic() < deadline, "retention takes nothing"
+    failed = raftq(cluster, "archive", tmp_path, "-t", topic, code=1)
+    assert re.fullmatch(rf"error: offsets \[50, \d+\) of {topic}/0 are lost.*\n", failed.stderr)
+    raftq(cluster, "archive", tmp_path, "-t", topic, "--skip-lost")
+    found = archived_values(session, tmp_path)
+    assert found[:50] == list(range(50))
+    assert found[50] >= first
+    assert found[50:] == list(range(found[50], sent))
 
 
 def test_compaction_keeps_the_last_record_of_each_key(session, cluster, admin, topic, tmp_path):

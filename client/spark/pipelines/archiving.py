@@ -52,15 +52,18 @@ def archive(  # noqa: PLR0913 - a public API
     pattern: str = "",
     per_trigger: int = PER_TRIGGER,
     tell: Tell | None = None,
+    skip_lost: bool = False,
 ) -> Done:
     """Append what is new in the topics to `path`/data, by topic and date, exactly once: where it
     was is in `path`/checkpoint, and one that was interrupted goes on there. `tell` is called after
-    each micro-batch of at most `per_trigger` records."""
+    each micro-batch of at most `per_trigger` records. Records that retention took before they were
+    archived are an error, or with `skip_lost` a gap in the offsets."""
     if bool(topics) == bool(pattern):
         raise InvalidArgument("an archive needs topics or a pattern, and not both")
     read = spark.readStream.format("raftq").option("bootstrap", bootstrap)
     read = read.option("subscribe", topics) if topics else read.option("subscribePattern", pattern)
     read = read.option("startingOffsets", "earliest").option("includeHeaders", "true")
+    read = read.option("failOnDataLoss", str(not skip_lost))
     frame = read.option("maxOffsetsPerTrigger", str(per_trigger)).load()
     watch = _Watch(tell)
     query = (
