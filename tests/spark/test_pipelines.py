@@ -19,6 +19,7 @@ from raftq.node.cli import app
 
 RUNNER = CliRunner()
 WHOLE_S = 180
+SUBMITTED_S = 400  # a second Spark has to start, on a machine that may be busy
 HOUR_MS = 3_600_000
 NOW_MS = int(time.time() * 1000)
 START_MS = NOW_MS // HOUR_MS * HOUR_MS - 2 * HOUR_MS  # recent: retention keeps it
@@ -137,20 +138,20 @@ def test_an_archive_of_spark_submit_that_is_killed_goes_on_and_holds_every_recor
         env={**os.environ, "RAFTQ_BOOTSTRAP": cluster.bootstrap, "JAVA_HOME": find_java()},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
-    watchdog = threading.Timer(WHOLE_S, os.killpg, (job.pid, signal.SIGKILL))
+    watchdog = threading.Timer(SUBMITTED_S, os.killpg, (job.pid, signal.SIGKILL))
     watchdog.start()
     lines = []
     for line in job.stdout:
         lines.append(line)
-        if line.startswith("batch 3: 100 records, 400 in "):
+        if line.startswith("batch 1: 100 records, 200 in "):
             break
     os.killpg(job.pid, signal.SIGKILL)
     watchdog.cancel()
     job.wait()
     job.stdout.close()
-    assert lines[-1].startswith("batch 3"), "".join(lines)
+    assert lines[-1].startswith("batch 1"), "".join(lines)
     before = archived_values(session, tmp_path)
-    assert 400 <= len(before) < 6000, "it was killed too late: this proves nothing"
+    assert 200 <= len(before) < 6000, "it was killed too late: this proves nothing"
     send(cluster.bootstrap, topic, range(6000, 6100))
     raftq(cluster, "archive", tmp_path, "--topics", topic)
     assert archived_values(session, tmp_path) == list(range(6100))
@@ -311,7 +312,6 @@ def test_latency_counts_from_a_header_a_field_or_a_record_upstream(
     traced = ("--origin", f"topic:{up}", "--match", "header:trace")
     known = {"records": 203, "without_origin": 3, "early": 0, **exact}
     assert row("key", "--origin", f"topic:{up}")[0] == known
-    assert row("trace", *traced)[0] == known
     assert row("json", "--origin", "json:made.at")[0] == known
     found, report = row("header", "--origin", "header:made", "--bucket", "1m")
     assert (found["without_origin"], found["early"], found["max_ms"]) == (2, 1, 200)
@@ -320,7 +320,7 @@ def test_latency_counts_from_a_header_a_field_or_a_record_upstream(
     assert (buckets[1].records, buckets[1].p50_ms, buckets[1].max_ms) == (100, 100, 200)
     assert Path(report["picture"]).read_bytes().startswith(PNG)
     printed = raftq(cluster, "latency-report", tmp_path / "t", "-t", down, *traced).stdout
-    assert "198 ms" in printed
+    assert re.search(r"203 .* 3 .* 0 .* 100 ms .* 180 ms .* 198 ms .* 200 ms", printed)
 
 
 @pytest.mark.parametrize(
