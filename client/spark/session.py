@@ -1,7 +1,8 @@
-"""Shell: a Spark session on this machine, with the data source registered.
+"""Shell: a Spark session with the data source registered.
 
-For the pipelines, tests and first steps. On a cluster Spark makes the session, and only
-`spark.dataSource.register(RaftqSource)` is needed.
+`local_session` is for this machine: tests, first steps, and jobs of the command line. A job that
+spark-submit has started takes the session with the settings that were given there, `job_session`;
+in any other session only `spark.dataSource.register(RaftqSource)` is needed.
 """
 
 import os
@@ -22,8 +23,29 @@ DEFAULTS = {
 }
 
 
+LOCAL = "local[*]"
+# Set by spark-submit for the program that it starts.
+SUBMITTED = "PYSPARK_GATEWAY_PORT"
+
+
+def is_submitted() -> bool:
+    """Whether spark-submit has started this process: then Java runs already."""
+    return SUBMITTED in os.environ
+
+
+def job_session(master: str = "", name: str = "raftq") -> SparkSession:
+    """The session of a job: what spark-submit was told, or else a local one."""
+    if not is_submitted():
+        return local_session(master or LOCAL, name)
+    spark = SparkSession.builder.getOrCreate()
+    # Times without a zone mean UTC everywhere in the jobs.
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    spark.dataSource.register(RaftqSource)
+    return spark
+
+
 def local_session(
-    master: str = "local[*]", name: str = "raftq", config: Mapping[str, str] | None = None
+    master: str = LOCAL, name: str = "raftq", config: Mapping[str, str] | None = None
 ) -> SparkSession:
     """A session; Java is looked for, and executors use this Python."""
     if "SPARK_REMOTE" not in os.environ:

