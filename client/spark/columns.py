@@ -37,6 +37,8 @@ TYPES: dict[str, Any] = {
     HEADERS: HEADER_TYPE,
 }
 assert set(TYPES) == {*COLUMNS, HEADERS}
+CONTENT = ("key", "value", HEADERS)
+"""What records hold; the other columns can be had without it."""
 _CONSTANT = ("topic", "partition")
 
 
