@@ -20,7 +20,9 @@ class Seen:
     parent: int
     name: str
     cpu_s: float
-    """User and system time, its threads and the children that it has waited for included."""
+    """User and system time, its threads included."""
+    waited_s: float = 0.0
+    """The same of children that have ended."""
 
 
 def parse_stat(text: str) -> Seen:
@@ -28,7 +30,8 @@ def parse_stat(text: str) -> Seen:
     pid, rest = text.split(" (", 1)
     name, rest = rest.rsplit(")", 1)
     fields = rest.split()
-    return Seen(int(pid), int(fields[1]), name, sum(map(int, fields[11:15])) / TICKS_S)
+    own, waited = (sum(map(int, fields[at : at + 2])) / TICKS_S for at in (11, 13))
+    return Seen(int(pid), int(fields[1]), name, own, waited)
 
 
 def all_processes() -> list[Seen]:

@@ -6,6 +6,7 @@ machine that others use, too, they say more than the time does.
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,11 +59,10 @@ class Field:
     def cpu_s(self) -> Cpu:
         """Processor time so far of the JVM, of Spark's Python processes and of the nodes."""
         jvm, workers = spark_processes(below(os.getpid(), all_processes()))
-        return (
-            sum(one.cpu_s for one in jvm),
-            sum(one.cpu_s for one in workers),
-            self.target.cpu_s() or 0.0,
-        )
+        # Python processes that have ended, as idle ones do, are children of the JVM or of others.
+        python_s = sum(one.waited_s for one in jvm)
+        python_s += sum(one.cpu_s + one.waited_s for one in workers)
+        return sum(one.cpu_s for one in jvm), python_s, self.target.cpu_s() or 0.0
 
     def worker_peak_mb(self) -> float:
         """The most memory that any of Spark's Python processes has had so far."""
@@ -124,7 +124,32 @@ class Slice:
     cpu_s: Cpu
 
 
-class QuerySide(Side):
+class SparkSide(Side, ABC):
+    """Something that Spark does; notes what processors did meanwhile."""
+
+    def __init__(self, found: Field, rest: Callable[[], object] = lambda: None) -> None:
+        super().__init__(lambda: 0, rest)
+        self._field = found
+        self.slices: list[Slice] = []
+
+    def slice(self, seconds: float) -> tuple[int, float]:
+        before = self._field.cpu_s()
+        rows, count, taken_s = self.run(seconds)
+        after = self._field.cpu_s()
+        jvm, python, nodes = (now - then for now, then in zip(after, before, strict=True))
+        self.slices.append(Slice(rows, (jvm, python, nodes)))
+        return count, taken_s
+
+    @abstractmethod
+    def run(self, seconds: float) -> tuple[int, int, float]:
+        """All rows that were worked on, and those that count with the time that counts."""
+
+    def cpu_us(self) -> Cpu:
+        """Without the first slice, which is not timed either."""
+        return cpu_us(self.slices[1:])
+
+
+class QuerySide(SparkSide):
     """A query that is run over and over, always to its end; every answer must be the same."""
 
     def __init__(
@@ -134,34 +159,25 @@ class QuerySide(Side):
         query: Callable[[], Any],
         rest: Callable[[], object] = lambda: None,
     ) -> None:
-        super().__init__(lambda: 0, rest)
-        self._field = found
+        super().__init__(found, rest)
         self._rows = rows
         self._query = query
         self.answer: Any = None
-        self.slices: list[Slice] = []
 
-    def slice(self, seconds: float) -> tuple[int, float]:
-        before = self._field.cpu_s()
+    def run(self, seconds: float) -> tuple[int, int, float]:
         start = last = time.perf_counter()
         count = 0
         while not count or last - start < seconds:
-            self._run()
+            self._ask()
             count += self._rows
             last = time.perf_counter()
-        after = self._field.cpu_s()
-        used = tuple(now - then for now, then in zip(after, before, strict=True))
-        self.slices.append(Slice(count, used))  # type: ignore[arg-type]
-        return count, last - start
+        return count, count, last - start
 
-    def _run(self) -> None:
+    def _ask(self) -> None:
         answer = self._query()
         if self.answer is not None and answer != self.answer:
             raise InternalError(f"a query that answered {self.answer!r} now says {answer!r}")
         self.answer = answer
-
-    def cpu_us(self) -> Cpu:
-        return cpu_us(self.slices[1:])
 
 
 def cpu_us(slices: Sequence[Slice]) -> Cpu:
@@ -171,7 +187,7 @@ def cpu_us(slices: Sequence[Slice]) -> Cpu:
     return jvm, python, nodes
 
 
-def measure_sides(settings: Settings, sides: Mapping[str, Side]) -> dict[str, Timing]:
+def measure_sides(settings: Settings, sides: Mapping[str, SparkSide]) -> dict[str, Timing]:
     """Both sides in turns, after the JVM has compiled what they need."""
     began = time.perf_counter()
     while time.perf_counter() - began < settings.seconds:
@@ -179,8 +195,7 @@ def measure_sides(settings: Settings, sides: Mapping[str, Side]) -> dict[str, Ti
             side.slice(settings.slice_s)
             side.rest()
     for side in sides.values():
-        if isinstance(side, QuerySide):
-            side.slices.clear()
+        side.slices.clear()
     return interleave(settings, dict(sides))
 
 

@@ -16,15 +16,13 @@ from raftq.client.blocking import Producer
 from raftq.client.wire.errors import InternalError
 from raftq.node.bench.cluster_runs import ClusterSettings, Line, quantile
 from raftq.node.bench.report import Bar, Result
-from raftq.node.bench.runner import Side, make_values
+from raftq.node.bench.runner import make_values
 from raftq.node.bench.spark_runs import (
     PARTITIONS,
     TOPIC_CONFIG,
-    Cpu,
     Field,
-    Slice,
+    SparkSide,
     cpu_note,
-    cpu_us,
     field_of,
     fill,
     measure_sides,
@@ -80,19 +78,16 @@ def sustained(batches: Sequence[Batch]) -> tuple[int, float]:
     return sum(one.rows for one in counted), counted[-1].ended - counted[0].started
 
 
-class StreamSide(Side):
+class StreamSide(SparkSide):
     """A stream from the beginning to the end of what is there, over and over."""
 
     def __init__(self, found: Field, rows: int, load: "Callable[[], DataFrame]") -> None:
-        super().__init__(lambda: 0)
-        self._field = found
+        super().__init__(found)
         self._rows = rows
         self._load = load
-        self.slices: list[Slice] = []
         self.batches: list[Batch] = []
 
-    def slice(self, seconds: float) -> tuple[int, float]:
-        before = self._field.cpu_s()
+    def run(self, seconds: float) -> tuple[int, int, float]:
         checkpoint = self._field.directory / "checkpoint"
         query = (
             self._load()
@@ -108,13 +103,7 @@ class StreamSide(Side):
         seen = sum(one.rows for one in self.batches)
         if seen != self._rows:
             raise InternalError(f"{seen:,} of {self._rows:,} rows came through the stream")
-        after = self._field.cpu_s()
-        jvm, python, nodes = (now - then for now, then in zip(after, before, strict=True))
-        self.slices.append(Slice(self._rows, (jvm, python, nodes)))
-        return sustained(self.batches)
-
-    def cpu_us(self) -> Cpu:
-        return cpu_us(self.slices[1:])
+        return self._rows, *sustained(self.batches)
 
 
 def measure_backlog(settings: ClusterSettings) -> list[Result]:

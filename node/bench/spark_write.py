@@ -92,8 +92,8 @@ class _Writes:
 class _OneCopy(QuerySide):
     """A slice is one write: there must be nothing where it writes to."""
 
-    def slice(self, seconds: float) -> tuple[int, float]:
-        return super().slice(0.0)
+    def run(self, seconds: float) -> tuple[int, int, float]:
+        return super().run(0.0)
 
 
 def measure(settings: ClusterSettings) -> list[Result]:

@@ -82,7 +82,7 @@ def test_a_process_is_told_by_the_kernel() -> None:
     fields = ["S", "41", *["0"] * 9, "150", "50", "200", "100", *["0"] * 30]
     seen = parse_stat(f"42 (a (java) b) {' '.join(fields)}")
     assert (seen.pid, seen.parent, seen.name) == (42, 41, "a (java) b")
-    assert seen.cpu_s == pytest.approx(5.0)
+    assert (seen.cpu_s, seen.waited_s) == pytest.approx((2.0, 3.0))
 
 
 def test_this_process_is_found_and_has_memory() -> None:
