@@ -89,7 +89,6 @@ def field_of(settings: ClusterSettings) -> Iterator[Field]:
             {
                 "spark.driver.memory": DRIVER_MEMORY,
                 "spark.log.level": "OFF",  # what fails is raised; a stream that is stopped is not
-                "spark.local.dir": str(found.directory / "spark"),
                 "spark.sql.warehouse.dir": str(found.directory / "warehouse"),
             },
         )
