@@ -219,6 +219,10 @@ class Consumer(GroupVerbs, Blocking):
         """Go on at an offset, at a time (ms), or `to` "earliest" or "latest"."""
         self._call(self._client.seek(topic, partition, offset, time, to, timeout))
 
+    def stop_at(self, topic: str, partition: int, offset: int) -> None:
+        """Fetch no more of a partition once everything before this offset has come."""
+        self._call(self._client.stop_at(topic, partition, offset))
+
     def position(self, topic: str, partition: int, timeout: float = 10.0) -> int:
         """The offset of the next record that `poll` gives, at the earliest."""
         return self._call(self._client.position(topic, partition, timeout))

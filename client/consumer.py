@@ -175,6 +175,12 @@ class Consumer(Client):
         if start is not None:
             await self._located(part, timeout)
 
+    async def stop_at(self, topic: str, partition: int, offset: int) -> None:
+        """Fetch no more of a partition once everything before this offset has come: for readers of
+        a range. Batches are whole, so the last one may go on behind it."""
+        self._ensure_started()
+        self._positions.stop_at(self._positions.get(topic, partition), offset)
+
     async def position(
         self,
         topic: str,

@@ -164,7 +164,7 @@ class Fetcher:
             return False
         if part.fetch_offset is None:
             return part.start is not None
-        return not part.held and self._has_room(part)
+        return not part.held and not part.whole and self._has_room(part)
 
     def _start(self, leader: Leader, parts: list[Assigned], work: Work) -> None:
         reserved = 0
@@ -242,10 +242,8 @@ class Fetcher:
         asked = []
         for part in parts:
             if part.fetch_offset is not None:
-                where = FetchPartition(
-                    part.topic, part.partition, part.fetch_offset, part.bytes_max
-                )
-                asked.append(where)
+                where = part.topic, part.partition, part.fetch_offset, part.bytes_max
+                asked.append(FetchPartition(*where, outlines=options.outlines))
         began = self._loop.time()
         timeout_s = options.fetch_wait_ms / 1000 + ANSWER_S
         reply = await connection.request(

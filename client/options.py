@@ -181,6 +181,9 @@ class ConsumerOptions(ClientOptions):
     """Fetched and not yet polled, per partition. Too little: polls wait for the network."""
     prefetch_bytes: int = 64 * 1024 * 1024
     """The same for all partitions together."""
+    outlines: bool = False
+    """Fetch records without keys, values and headers, for readers of offsets and times only: nodes
+    send little then. Older ones send everything."""
     reset_grace_ms: int = 10_000
     """For how long a position past the end is taken for a new leader that still catches up."""
     group: str = ""
@@ -314,6 +317,7 @@ class ConsumerSettings(ClientSettings, total=False):
     fetch_wait_ms: int
     prefetch_bytes_partition: int
     prefetch_bytes: int
+    outlines: bool
     reset_grace_ms: int
     group: str
     topics: Sequence[str]

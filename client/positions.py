@@ -37,6 +37,7 @@ class Assigned:
         "asked_at", "asking", "attempts", "batches", "buffered_bytes", "bytes_max", "doubtful",
         "error", "fetch_offset", "held", "high_watermark", "in_flight", "lost_since", "node",
         "partition", "position", "rows", "rows_at", "start", "timer", "topic", "topic_id", "turn",
+        "until", "whole",
     )  # fmt: skip
 
     def __init__(self, topic: str, partition: int, bytes_max: int) -> None:
@@ -51,6 +52,8 @@ class Assigned:
         self.start: Start | None = None  # a position that still has to be asked for
         self.held = 0  # PAUSED, REVOKED or both: nothing is fetched or handed out
         self.turn = 0
+        self.until: int | None = None  # where its reader stops
+        self.whole = False  # all that is before `until` has been fetched
         self.fetch_offset: int | None = None
         self.in_flight: int | None = None  # the turn of the fetch that is under way
         self.timer: asyncio.TimerHandle | None = None
@@ -139,8 +142,13 @@ class Positions:
             self.called = True
         self.notify()
 
+    def stop_at(self, part: Assigned, offset: int) -> None:
+        with self.lock:
+            part.until = offset
+
     def _clear(self, part: Assigned) -> None:
         part.turn += 1
+        part.whole = False
         self.buffered_bytes -= part.buffered_bytes
         part.buffered_bytes = 0
         part.batches.clear()
@@ -153,6 +161,10 @@ class Positions:
         """Add what was fetched; `notify` tells whoever waits for it."""
         with self.lock:
             part.batches.extend(batches)
+            last = batches[-1]
+            # One without records wakes no reader, so something that does has to follow it.
+            if part.until is not None and last.end_offset >= part.until and not is_empty(last):
+                part.whole = True
             size = sum([batch.length for batch in batches])
             part.buffered_bytes += size
             self.buffered_bytes += size

@@ -35,6 +35,7 @@ from raftq.client.wire.messages import (
     Produce,
     ProduceReply,
 )
+from raftq.client.wire.outline import outlines
 from raftq.cluster.commands import AllocateProducerIds, InitNamedProducer
 from raftq.cluster.metadata_log import MetadataLog
 from raftq.cluster.topic_config import is_internal
@@ -194,6 +195,8 @@ class DataHandlers:
             high_watermark = partition.replica.high_watermark
             epoch = partition.replica.epoch
             data = partition.read(wanted.offset, room) if room else b""
+            if wanted.outlines and data:
+                data = outlines(data)
         except CorruptBatch as error:
             partition.data.damaged(error)
             code = error.code

@@ -12,14 +12,16 @@ for headers, which have to be unpacked. Types are those of Spark, which takes no
 
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raftq.client.records import cut
 from raftq.client.spark.options import COLUMNS, HEADERS
 from raftq.client.wire.arrow import column
-from raftq.client.wire.batch import Batch
+from raftq.client.wire.batch import FLAG_HEADERS, FLAG_KEYS, FLAG_OFFSET_DELTAS, Batch
 from raftq.client.wire.errors import InvalidArgument
 from raftq.client.wire.record import unpack_headers
 
@@ -37,6 +39,8 @@ TYPES: dict[str, Any] = {
     HEADERS: HEADER_TYPE,
 }
 assert set(TYPES) == {*COLUMNS, HEADERS}
+CONTENT = ("key", "value", HEADERS)
+"""What records hold; the other columns can be had without it."""
 _CONSTANT = ("topic", "partition")
 
 
@@ -69,11 +73,15 @@ class Gathered:
             stop = cut(batch, end)
         if first >= stop:
             return
-        whole = stop - first == batch.count
+        count = stop - first
         for name, chunks in self._chunks.items():
-            made = column(batch, name)
-            chunks.append(made if whole else made.slice(first, stop - first))
-        self.rows += stop - first
+            run = _run(batch, name, first)
+            if run is not None:
+                _lengthen(chunks, run, count, name == "offset")
+            else:
+                made = column(batch, name)
+                chunks.append(made if count == batch.count else made.slice(first, count))
+        self.rows += count
         self.size += batch.length
 
     def take(self) -> Any:
@@ -90,11 +98,52 @@ class Gathered:
             return pa.repeat(pa.scalar(self._topic, pa.string()), self.rows)
         if name == "partition":
             return pa.repeat(pa.scalar(self._partition, pa.int32()), self.rows)
-        chunks = self._chunks[name]
+        chunks = [_spread(name, *one) if type(one) is list else one for one in self._chunks[name]]
         made = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
         if name == "timestamp":
             return made.cast(TYPES["timestamp"])
         return unpacked(made) if name == HEADERS else made
+
+
+# Most columns of most batches need not be looked at: offsets count up, nobody has a key. A run is a
+# list of what it begins with and how many rows it has; batch after batch goes on with it, and it
+# becomes an array when the Arrow batch is made.
+
+
+def _run(batch: Batch, name: str, first: int) -> int | None:
+    """With what the batch's rows from `first` on begin in a column that needs no look; or None."""
+    if name == "offset" and not batch.flags & FLAG_OFFSET_DELTAS:
+        return batch.base_offset + first
+    if name == "priority":
+        return batch.lane
+    absent = {"key": FLAG_KEYS, HEADERS: FLAG_HEADERS}.get(name)
+    return 0 if absent is not None and not batch.flags & absent else None
+
+
+def _lengthen(chunks: list[Any], begin: int, count: int, rises: bool) -> None:
+    last = chunks[-1] if chunks else None
+    if type(last) is list and last[0] + rises * last[1] == begin:
+        last[1] += count
+    else:
+        chunks.append([begin, count])
+
+
+def _spread(name: str, begin: int, count: int) -> Any:
+    if name == "offset":
+        return pc.add(_counting(count).slice(0, count), pa.scalar(begin, pa.int64()))
+    if name == "priority":
+        return pa.repeat(pa.scalar(begin, pa.int8()), count)
+    return pa.nulls(count, pa.binary())
+
+
+def _counting(count: int) -> Any:
+    """The numbers from 0 on, at least so many."""
+    return _counted(max((count - 1).bit_length(), 12))
+
+
+@lru_cache(maxsize=2)
+def _counted(bits: int) -> Any:
+    return pa.array(range(1 << bits), pa.int64())
 
 
 def unpacked(packed: Any) -> Any:

@@ -12,13 +12,16 @@ from time import perf_counter
 from typing import Any
 
 from raftq.client.blocking import Consumer
-from raftq.client.spark.columns import Gathered
+from raftq.client.spark.columns import CONTENT, Gathered
 from raftq.client.spark.ranges import Range
 from raftq.client.wire.errors import OffsetOutOfRange, RaftqError, RequestTimeout
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
+RECORD_BYTES = 2 * 1024  # a guess: with bigger records a short range takes some more fetches
+FETCH_BYTES_MIN = 64 * 1024
+ROWS_MAX = 65_536  # of an Arrow batch, where records take little or nothing of the wire
 PREFETCHED = 3  # fetches that may be under way or wait while one is handed to Spark
 
 
@@ -43,24 +46,35 @@ class ReadTask:
 def read(task: ReadTask, fields: Sequence[tuple[str, bool]]) -> Iterator[Any]:
     """The records of the range as `pyarrow.RecordBatch`es with these fields."""
     wanted = task.range
-    gathered = Gathered(wanted.topic, wanted.partition, fields)
-    with _consumer(task) as consumer:
-        consumer.assign([(wanted.topic, wanted.partition)])
-        consumer.seek(wanted.topic, wanted.partition, offset=wanted.start)
+    where = wanted.topic, wanted.partition
+    gathered = Gathered(*where, fields)
+    outlines = not any(name in CONTENT for name, _ in fields)
+    with _consumer(task, outlines) as consumer:
+        consumer.assign([where])
+        consumer.stop_at(*where, wanted.end)
+        consumer.seek(*where, offset=wanted.start)
         yield from _Reading(task, consumer, gathered).batches()
 
 
-def _consumer(task: ReadTask) -> Consumer:
-    prefetch = PREFETCHED * task.fetch_bytes
+def _consumer(task: ReadTask, outlines: bool) -> Consumer:
+    fetch = fetch_bytes(task)
+    prefetch = PREFETCHED * fetch
     return Consumer(
         task.bootstrap,
         name="spark",
         reset="none",
-        fetch_bytes=task.fetch_bytes,
+        outlines=outlines,
+        fetch_bytes=fetch,
         prefetch_bytes_partition=prefetch,
         prefetch_bytes=prefetch,
         bootstrap_ms=task.poll_timeout_ms,
     )
+
+
+def fetch_bytes(task: ReadTask) -> int:
+    """As the task says, but not far more than a short range may have: the rest of a fetch, behind
+    the range's end, would be thrown away."""
+    return min(task.fetch_bytes, max(task.range.size * RECORD_BYTES, FETCH_BYTES_MIN))
 
 
 class _Reading:
@@ -83,7 +97,8 @@ class _Reading:
                     break
                 gathered.add(batch, self.position, end)
                 self.position = batch.end_offset
-                if gathered.size >= self._task.batch_bytes and gathered.rows:
+                full = gathered.size >= self._task.batch_bytes or gathered.rows >= ROWS_MAX
+                if full and gathered.rows:
                     yield gathered.take()
                 if self.position >= end:
                     break

@@ -330,6 +330,9 @@ class FetchPartition:
     offset: Offset
     bytes_max: U31 = 1024 * 1024
     epoch: Epoch = EPOCH_ANY
+    outlines: bool = False
+    """Leave out keys, values and headers, see outline.py. `bytes_max` is then what the node reads.
+    One that does not know this sends everything."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Shell: measures and prints; exits with 1 when a bar is missed.
 
 `python -m raftq.node.bench [FIGURE...]`. Every figure is measured for at least 10
-seconds per side, against a baseline in the same run. `cluster`, `groups` or `queue` as the first
-word means the figures of a cluster, of consumer groups or of queues on one, see the modules of
-these names.
+seconds per side, against a baseline in the same run. `cluster`, `groups`, `queue` or `spark` as the
+first word means the figures of a cluster, of consumer groups or queues on one, or of Spark beside
+one, see the modules of these names.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from raftq.node.bench import (
     queue,
     reopen,
     rivals,
+    spark,
     stream,
     suite,
 )
@@ -44,7 +45,7 @@ FIGURES: dict[str, tuple[Measure, str]] = {
     "stream": (stream.measure, "memory of a consumer that streams 4 GiB"),
     "backlog": (backlog.measure, "cost per message with 10,000,000 waiting (writes 11 GiB)"),
 }
-SUITES = {one.name: one for one in (cluster.SUITE, groups.SUITE, queue.SUITE)}
+SUITES = {one.name: one for one in (cluster.SUITE, groups.SUITE, queue.SUITE, spark.SUITE)}
 QUICK_S = 1.0
 
 

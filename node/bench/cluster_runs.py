@@ -31,6 +31,8 @@ class ClusterSettings:
     """A running cluster to measure; without it each figure starts its own."""
     rounds: int = 30
     """Of killing a leader."""
+    data_bytes: int = 0
+    """How much is read or written, for figures that take a size."""
 
 
 @dataclass(slots=True)

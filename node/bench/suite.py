@@ -18,10 +18,11 @@ from rich.console import Console
 from raftq.client.wire.errors import RaftqError
 from raftq.node.bench.cluster_runs import ClusterSettings, tell
 from raftq.node.bench.report import Result, conditions, describe, print_table, write_json
-from raftq.node.bench.runner import SECONDS_MIN, Settings
+from raftq.node.bench.runner import GIB, MIB, SECONDS_MIN, Settings
 
 Measure = Callable[[ClusterSettings], list[Result]]
 QUICK_S = 1.0
+QUICK_BYTES = 12 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Suite:
     """Those that stop nodes, and so are not measured on somebody's cluster."""
     rounds: int = 30
     """How often the figures that kill something do so."""
+    size_gib: float | None = None
+    """How much data the figures take, where that can be chosen."""
 
 
 def parse(suite: Suite, arguments: Sequence[str]) -> argparse.Namespace:
@@ -44,6 +47,9 @@ def parse(suite: Suite, arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--bootstrap", help="measure this cluster (HOST:PORT,...) as it is")
     parser.add_argument("--seconds", type=float, help="per side of each figure, at least 10")
     parser.add_argument("--rounds", type=int, default=suite.rounds, help="of killing something")
+    if suite.size_gib is not None:
+        about = f"GiB of values to read (default {suite.size_gib:g}); less is a quick try"
+        parser.add_argument("--size", type=float, default=suite.size_gib, help=about)
     parser.add_argument("--quick", action="store_true", help="a smoke run with small data")
     parser.add_argument("--dir", type=Path, default=Path(".bench"), help="where data is written")
     parser.add_argument("--format", choices=("table", "json"), default="table")
@@ -66,7 +72,11 @@ def parse(suite: Suite, arguments: Sequence[str]) -> argparse.Namespace:
         base = Settings(found.dir.resolve(), found.seconds, found.quick)
     except ValueError as error:
         parser.error(str(error))
-    found.settings = ClusterSettings(base, found.bootstrap, found.rounds)
+    size = getattr(found, "size", 0.0)
+    if suite.size_gib is not None and size <= 0:
+        parser.error("--size must be more than 0")
+    data_bytes = base.size(int(size * GIB), QUICK_BYTES)
+    found.settings = ClusterSettings(base, found.bootstrap, found.rounds, data_bytes)
     return found
 
 

@@ -12,6 +12,7 @@ from raftq.client.spark.java import find_java, java_version, wrapper
 from raftq.client.spark.options import read_options, write_options
 from raftq.client.spark.outgoing import Cutter, Destination, Encoder, place
 from raftq.client.spark.ranges import Range, admit, between, from_json, split, to_json
+from raftq.client.spark.reading import ReadTask, fetch_bytes
 from raftq.client.wire.arrow_encoder import Columns, encode_columns
 from raftq.client.wire.batch import decode, validate
 from raftq.client.wire.errors import ConfigError, InvalidArgument
@@ -188,3 +189,12 @@ def test_the_wrapper_drops_only_the_flag_that_a_small_java_does_not_know(tmp_pat
     flag = "--add-modules=jdk.incubator.vector"
     done = subprocess.run([str(script), "-cp", "a b", flag, "Main"], capture_output=True, text=True)
     assert done.stdout == "-cp a b Main\n"
+
+
+def test_a_short_range_is_not_fetched_with_much_behind_it():
+    def fetched(size):
+        return fetch_bytes(ReadTask("h:1", Range("t", 0, 5, 5 + size), True, 4 << 20, 4 << 20, 1))
+
+    assert fetched(1) == 64 * 1024
+    assert fetched(1000) == 2_048_000
+    assert fetched(100_000) == 4 << 20
