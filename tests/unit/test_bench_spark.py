@@ -130,7 +130,7 @@ def test_a_write_is_measured_beside_a_cluster_of_its_own(tmp_path: Path) -> None
         pytest.skip(f"NO SPARK HERE: {error}")
     command = [sys.executable, "-m", "raftq.node.bench", "spark", "write", "--quick"]
     options = ["--seconds", "0.1", "--no-fail", "--format", "json", "--dir", str(tmp_path)]
-    done = subprocess.run([*command, *options], stdout=subprocess.PIPE, check=True)
+    done = subprocess.run([*command, *options], stdout=subprocess.PIPE, check=True, timeout=400)
     (result,) = json.loads(done.stdout)["results"]
     assert result["value"] > 0
     assert result["ratio"] == pytest.approx(result["value"] / result["baseline"])
