@@ -45,6 +45,8 @@ from raftq.client.wire.messages import Produce
 AGES_SPARE = 1_000  # settled batches that may wait to be forgotten
 EXPIRE_S = 0.1  # for the answers of attempts that end with their batches
 DOUBTS_MAX = 2
+STALLED_S = 0.2
+"""Between two questions who leads, while something is in flight for long."""
 
 
 class Sender:
@@ -66,7 +68,7 @@ class Sender:
         self._window_max = options.in_flight_max
         if not options.sequenced and options.acks != "none":
             self._window_max = 1
-        self._seen: dict[Batch, None] = {}  # in flight at the last stall
+        self._seen: dict[Batch, float] = {}  # the oldest in flight, and since when they were seen
         self.failed: list[Batch] = []  # nobody has asked about these yet
         routes.watch(self._routes_changed)
 
@@ -186,7 +188,7 @@ class Sender:
             return
         outbox.window.append(batch)
         self._busy[outbox] = None
-        self._arm_stall()
+        self._arm("stall", self._loop.time() + self._options.stall_ms / 1000, self._stalled)
         self._send(connection, outbox, batch)
 
     def _send(self, connection: Connection, outbox: Outbox, batch: Batch) -> None:
@@ -432,23 +434,21 @@ class Sender:
 
     # Time.
 
-    def _arm_stall(self) -> None:
-        if "stall" not in self._timers:
-            self._arm("stall", self._loop.time() + self._options.stall_ms / 1000, self._stalled)
-
     def _stalled(self) -> None:
         """Something has been in flight for long: the leader may be cut off from the others."""
         del self._timers["stall"]
-        busy = [outbox.window[0] for outbox in self._busy]
-        if busy:
-            stalled = [batch.outbox for batch in busy if batch in self._seen]
-            if stalled:
-                # Such a leader does not know who leads now.
-                leaders = (self._routes.leader(one.topic, one.partition) for one in stalled)
-                self._routes.avoid(*(found[1] for found in leaders if found is not None))
-                self._routes.request_refresh()
-            self._arm_stall()
-        self._seen = dict.fromkeys(busy)
+        now, limit_s = self._loop.time(), self._options.stall_ms / 1000
+        oldest = [outbox.window[0] for outbox in self._busy]
+        self._seen = {batch: self._seen.get(batch, now) for batch in oldest}
+        if not oldest:
+            return
+        stalled = [batch.outbox for batch, at in self._seen.items() if now - at >= limit_s * 0.9]
+        if stalled:
+            # Such a leader does not know who leads now.
+            leaders = (self._routes.leader(one.topic, one.partition) for one in stalled)
+            self._routes.avoid(*(found[1] for found in leaders if found is not None))
+            self._routes.request_refresh()
+        self._arm("stall", now + (STALLED_S if stalled else limit_s), self._stalled)
 
     def _expire(self) -> None:
         """End batches whose time is spent. An attempt that is under way ends at the same time, and
