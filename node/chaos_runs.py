@@ -25,6 +25,7 @@ from raftq.chaos.journal import Journal
 from raftq.chaos.report import figures, to_markdown, to_svg
 from raftq.chaos.runner import Outcome, Runner, Tools
 from raftq.chaos.scenario import Scenario
+from raftq.client.wire.errors import RaftqError
 from raftq.node.chaos_world import ProxiedCluster
 
 Say = Callable[[str], None]
@@ -121,6 +122,17 @@ def run_one(scenario: Scenario, seed: int, directory: Path, say: Say, command: s
         return Result(scenario, seed, "SKIPPED", _now() - began, detail, {})
     say(f"{scenario.name} (seed {seed}): {scenario.promise}")
     where.mkdir(parents=True)
+    try:
+        return _run(cluster, scenario, seed, where, say, command)
+    except RaftqError as error:
+        say(f"FAILED {scenario.name}: {error}; all is kept in {where}")
+        return Result(scenario, seed, "FAILED", _now() - began, str(error), {})
+
+
+def _run(
+    cluster: ProxiedCluster, scenario: Scenario, seed: int, where: Path, say: Say, command: str
+) -> Result:
+    began = _now()
     with cluster as world:
         secret = (where / "cluster" / "secret").read_bytes().strip()
         tools = Tools(clock=_now, secret=secret, say=say)

@@ -4,17 +4,25 @@ A port is tried by binding it and is free again when this returns: whoever liste
 ready to find it taken. Ports come from below the range that the kernel gives to outgoing
 connections: in that range a client that keeps trying to reach a dead node can get the node's own
 port, and the node then cannot come back.
+
+For the same reason a port is not given out twice while its node is not up yet, or down for a while:
+this process claims the latest it gave out, by sockets that have the port's number as a name. Other
+clusters on this machine see the claims; they end with the process.
 """
 
 import contextlib
 import random
 import socket
+import sys
+from collections import deque
 
 from raftq.client.wire.errors import ConfigError
 
 LEAST = 10_000
 TRIES_MAX = 1_000
+CLAIMS_MAX = 400
 _RANGE_FILE = "/proc/sys/net/ipv4/ip_local_port_range"
+_claims: deque[socket.socket] = deque()
 
 
 def free_ports(host: str, count: int, rng: random.Random | None = None) -> list[int]:
@@ -30,8 +38,25 @@ def free_ports(host: str, count: int, rng: random.Random | None = None) -> list[
             bound = _bound(host, port)
             if bound is not None:
                 held.enter_context(bound)
-                found.append(bound.getsockname()[1])
+                if _claim(bound.getsockname()[1]):
+                    found.append(bound.getsockname()[1])
     raise ConfigError(f"no {count} free ports on {host}")
+
+
+def _claim(port: int) -> bool:
+    """Whether nobody on this machine has given out the port lately."""
+    if not sys.platform.startswith("linux"):
+        return True  # other systems have no names for this
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        one.bind(f"\0raftq-port-{port}")
+    except OSError:
+        one.close()
+        return False
+    _claims.append(one)
+    while len(_claims) > CLAIMS_MAX:
+        _claims.popleft().close()
+    return True
 
 
 def is_free(host: str, port: int) -> bool:

@@ -1,14 +1,17 @@
 """Runs of scenarios side by side; what they need and the machine has not is told."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import pytest
 
 from raftq.chaos.scenario import Scenario, Step
 from raftq.chaos.world import World
+from raftq.client.wire.errors import RequestTimeout
+from raftq.node import chaos_runs
 from raftq.node.chaos_runs import run_all
+from raftq.node.chaos_world import ProxiedCluster
 
 
 @dataclass(slots=True)
@@ -37,6 +40,20 @@ def impossible(name: str) -> Scenario:
         workloads=no_workloads,  # type: ignore[arg-type]
         plan=(Step(1, Eclipse()),),
     )
+
+
+def test_a_cluster_that_does_not_start_fails_its_run_and_not_those_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stillborn(ProxiedCluster):
+        def __enter__(self) -> Self:
+            raise RequestTimeout("node 1 is not ready in time")
+
+    monkeypatch.setattr(chaos_runs, "ProxiedCluster", Stillborn)
+    possible = replace(impossible("first"), plan=())
+    results = run_all([possible, impossible("second")], 7, tmp_path, print, "again")
+    assert [one.verdict for one in results] == ["FAILED", "SKIPPED"]
+    assert "not ready in time" in results[0].detail
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

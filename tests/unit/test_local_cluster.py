@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from raftq.client.wire.errors import ConfigError, InternalError, InvalidArgument, RequestTimeout
+from raftq.node import local_ports
 from raftq.node.config_source import load_config
 from raftq.node.local_cluster import LocalCluster, kill_node, restart_node
 from raftq.node.local_files import LocalFiles, command_line
@@ -330,3 +332,21 @@ def test_free_ports_are_different_free_and_below_the_outgoing_range():
     assert max(ports) < 32768 or not os.path.exists("/proc/sys/net")
     with pytest.raises(ConfigError, match="free ports"):
         free_ports("192.0.2.1", 1)  # an address that this machine does not have
+
+
+def test_a_port_is_not_given_out_again_though_nobody_listens_there_yet(monkeypatch):
+    """Also not by another process: a node that is down for a while must be able to come back."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("claims are for Linux only")
+    first = free_ports("127.0.0.1", 30, random.Random(7))
+    assert not set(first) & set(free_ports("127.0.0.1", 30, random.Random(7)))
+    code = (
+        "import random\n"
+        "from raftq.node.local_ports import free_ports\n"
+        "print(free_ports('127.0.0.1', 30, random.Random(7)))\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(first) & set(json.loads(told.stdout))
+    monkeypatch.setattr(local_ports, "CLAIMS_MAX", 5)
+    free_ports("127.0.0.1", 1)
+    assert len(local_ports._claims) == 5, "the oldest claims are given up"
