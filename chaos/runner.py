@@ -157,8 +157,12 @@ class Runner:
 
     async def _follow_plan(self) -> None:
         started = self._clock()
+        ends_at = started + self._scenario.lasts_s + self._scenario.overtime_s
         for one in actions([step.copy() for step in self._scenario.plan]):
             await pause(max(0.0, started + one.at - self._clock()))
+            if one.injects and self._clock() > ends_at:
+                self._timeline.mark(self._clock(), "phase", "out of time: no more faults")
+                return  # what is injected is healed next
             what = f"{'injecting' if one.injects else 'healing'} {one.step.fault.name}"
             await self._guarded(what, self._do(partial(self._act, one)))
             behind = self._clock() - (started + one.at)

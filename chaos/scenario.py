@@ -61,6 +61,8 @@ class Scenario:
     """The longest time for which a single fault may keep any partition from taking records."""
     leader_changes_max: int | None = None
     """More would be a storm of elections."""
+    overtime_s: float = inf
+    """On a slow machine a plan takes longer; after so much more no further fault is injected."""
     finish_s: float = 60.0
     """For draining and reading back."""
     proxied: bool = False

@@ -91,6 +91,7 @@ def soak_scenario(minutes: float, nodes: int, seed: int, abilities: frozenset[st
         quiet_s=QUIET_S,
         nodes=nodes,
         rules=PROGRESS,
+        overtime_s=60.0,
         finish_s=300.0,
         proxied="toxiproxy" in abilities,
     )

@@ -125,6 +125,15 @@ def test_faults_come_by_plan_and_all_are_healed_in_the_end() -> None:
     assert phases == ["prepare", "faults", "quiet", "stop", "finish", "end"]
 
 
+def test_a_plan_that_takes_far_longer_than_it_should_is_cut_short_and_healed() -> None:
+    world = NotedWorld()
+    plan = [Step(0.1 * number, Noted(f"f{number}"), 0.05) for number in range(8)]
+    assert run(world, Load(), *plan, overtime_s=-0.5).passed
+    injected = [note for note in world.notes if note.startswith("inject")]
+    assert 1 <= len(injected) < 8
+    assert len([note for note in world.notes if note.startswith("heal f")]) == len(injected)
+
+
 def test_what_is_lost_fails_the_run() -> None:
     outcome = run(NotedWorld(), Load(loses=3), Step(0.0, Noted("a"), 0.1))
     assert {one.kind for one in outcome.anomalies} == {"lost"}
