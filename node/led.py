@@ -99,7 +99,7 @@ class LedPartition:
         return self._partition.replica.may_accept()
 
     def not_leader(self) -> RaftqError:
-        return self._partition.not_leader().with_outcome("unknown")
+        return self._partition.leader_lost()
 
     def check(self) -> None:
         """Raise NotLeader, and nothing was done, unless it is still this epoch."""

@@ -21,6 +21,7 @@ from raftq.client.wire.batch import Buffer
 from raftq.client.wire.errors import (
     FencedEpoch,
     InvalidArgument,
+    LeaderLost,
     NotEnoughReplicas,
     NotLeader,
     StorageError,
@@ -142,7 +143,7 @@ class Partition:
 
     def _stand_down(self) -> None:
         """Whoever waits for this leader has to go on elsewhere."""
-        error = self.not_leader().with_outcome("unknown")
+        error = self.leader_lost()
         led, service = self.led, self.service
         self.led = self.service = None
         if led is not None:
@@ -162,6 +163,11 @@ class Partition:
             text = f"nobody leads {self.place} at the moment"
         error = NotLeader(f"{text}, in epoch {decided.epoch}")
         return error.with_details(leader=decided.leader, epoch=decided.epoch)
+
+    def leader_lost(self) -> LeaderLost:
+        """For whoever waits: what was written here may have been replicated or not."""
+        error = self.not_leader()
+        return LeaderLost(str(error)).with_details(**error.details)
 
     @property
     def is_settled(self) -> bool:

@@ -15,6 +15,7 @@
     │   ├── UnknownTopic        no topic has that name, as far as the node knows
     │   ├── UnknownPartition    the topic has no such partition, or the node holds no copy of it
     │   ├── NotLeader           another node leads the partition (details: leader, epoch)
+    │   │   └── LeaderLost      it was replaced with this half done: nobody knows
     │   ├── FencedEpoch         the partition has a newer leader epoch (details: epoch)
     │   ├── FencedGeneration    the group has moved on to a newer generation
     │   ├── FencedProducer      a newer instance of the producer has taken over
@@ -163,6 +164,13 @@ class NotLeader(RequestError):
     code = "not_leader"
     retriable = True
     refresh_route = True
+
+
+class LeaderLost(NotLeader):
+    """The leader wrote it, and was replaced before enough replicas had it."""
+
+    code = "leader_lost"
+    outcome = "unknown"
 
 
 class FencedEpoch(RequestError):

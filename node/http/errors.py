@@ -29,6 +29,7 @@ STATUS: dict[str, int] = {
     "unknown_topic": 404,
     "unknown_partition": 404,
     "not_leader": 503,
+    "leader_lost": 503,
     "fenced_epoch": 409,
     "fenced_generation": 409,
     "fenced_producer": 409,

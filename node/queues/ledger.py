@@ -31,6 +31,7 @@ from raftq.client.wire.batch import encode
 from raftq.client.wire.encoder import encode_control
 from raftq.client.wire.errors import (
     CorruptFile,
+    LeaderLost,
     NotLeader,
     RaftqError,
     RequestTimeout,
@@ -349,7 +350,7 @@ def _fail(future: "asyncio.Future[None]", error: BaseException) -> None:
 
 def _pass_on(done: "asyncio.Future[None]", future: "asyncio.Future[None]") -> None:
     if done.cancelled():
-        _fail(future, NotLeader("the leader stood down").with_outcome("unknown"))
+        _fail(future, LeaderLost("the leader stood down"))
     elif (error := done.exception()) is not None:
         _fail(future, error)
     elif not future.done():

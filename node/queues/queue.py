@@ -23,8 +23,8 @@ from raftq.client.wire.errors import (
     CorruptBatch,
     CorruptFile,
     DiskFull,
+    LeaderLost,
     NotEnoughReplicas,
-    NotLeader,
     RaftqError,
 )
 from raftq.node.leading import Led
@@ -150,7 +150,7 @@ class PartitionQueue:
     def stop(self) -> None:
         if self._stopped is not None:
             return
-        self._stopped = NotLeader(f"{self.led.place} has another leader").with_outcome("unknown")
+        self._stopped = LeaderLost(f"{self.led.place} has another leader")
         self._on_stop(self)
         if self._timer is not None:
             self._timer.cancel()

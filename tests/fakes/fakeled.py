@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from raftq.client.wire.batch import Batch, decode
 from raftq.client.wire.encoder import stamp
-from raftq.client.wire.errors import DiskFull, NotLeader
+from raftq.client.wire.errors import DiskFull, LeaderLost, NotLeader
 from raftq.node.partition import Place
 
 
@@ -86,7 +86,7 @@ class MemoryStrand:
     def fail(self) -> None:
         for _, future in self._waiting:
             if not future.done():
-                future.set_exception(NotLeader("the epoch is over").with_outcome("unknown"))
+                future.set_exception(LeaderLost("the epoch is over"))
         self._waiting.clear()
 
     def truncate_prefix(self, offset: int) -> None:

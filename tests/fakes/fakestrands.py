@@ -12,7 +12,7 @@ from random import Random
 
 from simdisk import SimDisk
 
-from raftq.client.wire.errors import NotLeader
+from raftq.client.wire.errors import LeaderLost, NotLeader
 from raftq.cluster.topic_config import TopicConfig, topic_config
 from raftq.node.place import Place
 from raftq.node.storage.config import LogConfig
@@ -70,7 +70,7 @@ class LedStrand:
     def replicated(self, end: int) -> "asyncio.Future[None]":
         future: asyncio.Future[None] = self.led.loop.create_future()
         if not self.led.active:
-            future.set_exception(NotLeader("over").with_outcome("unknown"))
+            future.set_exception(LeaderLost("over"))
             future.exception()
         elif end <= self.high_watermark:
             future.set_result(None)
@@ -181,7 +181,7 @@ class FakePartition:
                 waiting, strand.waiting = strand.waiting, []
                 for _, future in waiting:
                     if not future.done():
-                        future.set_exception(NotLeader("over").with_outcome("unknown"))
+                        future.set_exception(LeaderLost("over"))
                         future.exception()
 
     def fail_over(self, rng: Random) -> FakeLed:

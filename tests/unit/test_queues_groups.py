@@ -13,6 +13,7 @@ from raftq.client.wire.errors import (
     InvalidArgument,
     NotLeader,
     OffsetOutOfRange,
+    RaftqError,
     UnknownGroup,
 )
 from raftq.node.strand import DATA, LEDGER
@@ -214,6 +215,25 @@ def test_a_full_disk_refuses_and_goes_on_when_there_is_room() -> None:
         assert (await cluster.settle("ack", held)).errors == ("", "")
         cluster.fail_over()
         assert (await cluster.describe()).settled_offset == 2
+
+    run(main())
+
+
+def test_a_store_whose_leader_is_replaced_meanwhile_may_have_happened() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.serve()
+        cluster.publish(b"a", b"b")
+        await pause(0.1)
+        assert (await store(cluster, 1)).error == ""
+        cluster.partitions[0].lag_s = None  # nothing is replicated any more
+        waiting = asyncio.ensure_future(store(cluster, 2))
+        await pause(0.1)
+        assert not waiting.done()
+        cluster.fail_over()
+        answer = await waiting
+        assert RaftqError.registry[answer.error].outcome == "unknown"
+        assert issubclass(RaftqError.registry[answer.error], NotLeader)
 
     run(main())
 
