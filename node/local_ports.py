@@ -10,6 +10,7 @@ this process claims the latest it gave out, by sockets that have the port's numb
 clusters on this machine see the claims; they end with the process.
 """
 
+import atexit
 import contextlib
 import random
 import socket
@@ -57,6 +58,12 @@ def _claim(port: int) -> bool:
     while len(_claims) > CLAIMS_MAX:
         _claims.popleft().close()
     return True
+
+
+@atexit.register
+def _give_up_claims() -> None:
+    while _claims:
+        _claims.popleft().close()
 
 
 def is_free(host: str, port: int) -> bool:

@@ -115,12 +115,16 @@ class Child:
         task.add_done_callback(self.tasks.discard)
 
     async def watch_leader(self) -> None:
-        led = 0
+        led = seen = 0
         while True:
             await asyncio.sleep(0.002)
-            if self.consensus.is_leader and led != self.consensus.term:
-                led = self.consensus.term
+            # Role and term change one after the other, in another thread: only what is still so
+            # at a second look belongs together.
+            now = self.consensus.term if self.consensus.is_leader else 0
+            if now and now == seen and now != led:
+                led = now
                 say("leader", led)
+            seen = now
 
     async def run(self) -> None:
         await self.consensus.start()

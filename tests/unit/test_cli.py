@@ -414,9 +414,9 @@ def test_follow_shows_a_delayed_message_when_it_is_due_and_ctrl_c_ends_it_quietl
     watchdog.start()
     with child:
         lines = [child.stdout.readline() for _ in range(2)]
-        watchdog.cancel()
         child.send_signal(signal.SIGINT)
         assert child.stderr.read() == b""
+    watchdog.cancel()
     assert [json.loads(line)["value"] for line in lines] == ["now", "soon"]
     assert child.returncode == 130
     assert run_json("stats", path)["pending"] == 2
