@@ -352,20 +352,26 @@ def test_a_node_that_was_down_and_one_that_is_new_get_all_strands(tmp_path: Path
     run(tmp_path, 3, scenario)
 
 
+async def fill_ledger(cluster: Cluster) -> int:
+    """Several segments of it, the same on all nodes; who leads."""
+    await cluster.create(replication=3)
+    await cluster.until(cluster.is_whole)
+    leader = cluster.leader()
+    assert leader is not None
+    await cluster.nodes[leader].partitions.enable_queues("t")
+    led = cluster.owner(leader).led
+    assert led.ledger is not None
+    for _ in range(20):
+        end = led.ledger.append(encode([b"x" * 900])) + 1
+    await led.ledger.replicated(end)
+    await cluster.until(cluster.same)
+    return leader
+
+
 @pytest.mark.slow
 def test_rotten_bits_of_a_ledger_are_repaired_from_another_copy(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
-        await cluster.create(replication=3)
-        await cluster.until(cluster.is_whole)
-        leader = cluster.leader()
-        assert leader is not None
-        await cluster.nodes[leader].partitions.enable_queues("t")
-        led = cluster.owner(leader).led
-        assert led.ledger is not None
-        for _ in range(20):
-            end = led.ledger.append(encode([b"x" * 900])) + 1
-        await led.ledger.replicated(end)
-        await cluster.until(cluster.same)
+        await fill_ledger(cluster)
         for node_id, node in cluster.nodes.items():
             files = sorted((tmp_path / str(node_id) / "logs/t-1/0/ledger").glob("*.log"))
             assert len(files) > 2
@@ -389,17 +395,7 @@ def test_rotten_bits_of_a_ledger_are_repaired_from_another_copy(tmp_path: Path) 
 @pytest.mark.slow
 def test_a_segment_that_vanished_is_fetched_again_from_another_copy(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
-        await cluster.create(replication=3)
-        await cluster.until(cluster.is_whole)
-        leader = cluster.leader()
-        assert leader is not None
-        await cluster.nodes[leader].partitions.enable_queues("t")
-        led = cluster.owner(leader).led
-        assert led.ledger is not None
-        for _ in range(20):
-            end = led.ledger.append(encode([b"x" * 900])) + 1
-        await led.ledger.replicated(end)
-        await cluster.until(cluster.same)
+        leader = await fill_ledger(cluster)
         victim = next(one for one in cluster.raft if one != leader)
         await cluster.stop(victim)
         files = sorted((tmp_path / str(victim) / "logs/t-1/0/ledger").glob("*.log"))
