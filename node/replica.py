@@ -16,6 +16,8 @@ Rules of a leader
   is decided. So whoever is elected from the set has everything below the high watermarks.
 - The set is never proposed smaller than `min_insync`: then the high watermarks stand still instead.
 - A follower is put out when it is known to be dead, or has been behind for `lag_s` in any strand.
+  While records wait, one that has not come to a new leader at all gets only a part of that: writers
+  may have waited for as long under the leader before.
 - It is let in when it has, of every strand, everything readable and everything that was there when
   this epoch began.
 - A strand that is opened while the partition is led was never written in this epoch, nor is there
@@ -30,8 +32,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["idle", "follower", "leader"]
+Standing = Literal["in", "out", "joins", "absent", "late", "dead"]
 NEVER = float("-inf")
 UNKNOWN = -1
+COMING_SHARE = 1 / 3
+"""Of the lag: for how long a new leader lets records wait for a member that does not come."""
 
 
 class Follower:
@@ -185,6 +190,15 @@ class Reach:
         """Whether some follower has not everything."""
         end = self.log_end
         return any(one.end_offset < end for one in self.followers.values())
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are records that are not readable yet."""
+        return self.high_watermark < self.log_end
+
+    def has_come(self, node: int) -> bool:
+        """Whether this follower has been heard of in this epoch."""
+        return self.followers[node].end_offset != UNKNOWN
 
     def is_late(self, node: int, since: float) -> bool:
         """Whether this follower has been behind since before then."""
@@ -346,34 +360,23 @@ class Replica:
         if self.role != "leader" or self._proposed is not None:
             return None
         decided = self.decided
-        members = {self._me: incarnations.get(self._me, 0)}
-        joined, dead, late = [], [], []
+        found: dict[Standing, list[int]] = {"in": [], "out": [], "joins": []}
+        found |= {"absent": [], "late": [], "dead": []}
         for node in self.followers:
-            alive = incarnations.get(node)
-            if node not in decided.isr:
-                if alive is not None and self._is_ready(node, alive):
-                    members[node] = alive
-                    joined.append(node)
-            elif alive is None:
-                dead.append(node)
-            elif self._is_late(node, now):
-                late.append(node)
-            else:
-                members[node] = alive
+            found[self._standing(node, incarnations.get(node), now)].append(node)
+        joined = found["joins"]
+        members = [self._me, *found["in"], *joined]
         floor = min(decided.min_insync, len(decided.replicas))
-        kept = []
-        for node in (*late, *dead):
-            if len(members) >= floor:
-                break
-            members[node] = incarnations.get(node, 0)
-            kept.append(node)
+        if len(members) < floor:
+            members += found["absent"]  # without them nothing could go on, either
+        members += [*found["late"], *found["dead"]][: max(floor - len(members), 0)]
         if sorted(members) == sorted(decided.isr):
             return None
-        left = [node for node in (*dead, *late) if node not in kept]
+        left = [node for node in decided.isr if node not in members]
         change = IsrChange(
             decided.epoch,
             decided.version,
-            tuple(sorted(members.items())),
+            tuple((node, incarnations.get(node, 0)) for node in sorted(members)),
             len(joined),
             len(left),
             f"joined={joined} left={left}",
@@ -382,12 +385,30 @@ class Replica:
         self._recount()
         return change
 
+    def _standing(self, node: int, incarnation: int | None, now: float) -> Standing:
+        """How a follower, if it lives as that process, stands to the set."""
+        if node not in self.decided.isr:
+            return (
+                "joins" if incarnation is not None and self._is_ready(node, incarnation) else "out"
+            )
+        if incarnation is None:
+            return "dead"
+        if self._is_late(node, now):
+            return "late"
+        return "absent" if self._keeps_waiting(node, now) else "in"
+
     def _is_ready(self, node: int, incarnation: int) -> bool:
         return all(reach.is_ready(node, incarnation) for reach in self.strands)
 
     def _is_late(self, node: int, now: float) -> bool:
         since = now - self._lag_s
         return any(reach.is_late(node, since) for reach in self.strands)
+
+    def _keeps_waiting(self, node: int, now: float) -> bool:
+        """Whether records wait for this follower, which has not come since this epoch began."""
+        data = self.data
+        since = now - self._lag_s * COMING_SHARE
+        return data.is_waiting and not data.has_come(node) and data.is_late(node, since)
 
     def should_resign(self, incarnations: Mapping[int, int], now: float) -> bool:
         """Whether the set cannot go on under this leader, but could under another one: all the

@@ -156,19 +156,47 @@ class Bridge:
         return f"bridge over {self.who}"
 
     def inject(self, world: World) -> str:
-        node_id = choose(world, self.who, self.topic)
-        rest = others(world, node_id)
-        half = world.rng.sample(rest, len(rest) // 2)
-        far = [one for one in rest if one not in half]
+        node_id, half = self._choose(world)
+        far = [one for one in others(world, node_id) if one not in half]
         controller = world.controller()
         self.apart = tuple(far if controller in half else half if controller in far else ())
         self._pairs = between(half, far)
         world.links.cut(self._pairs)
         return f"nodes {sorted(half)} and {sorted(far)} see each other over node {node_id} only"
 
+    def _choose(self, world: World) -> tuple[int, list[int]]:
+        """The bridge, and one of the halves."""
+        node_id = choose(world, self.who, self.topic)
+        rest = others(world, node_id)
+        return node_id, world.rng.sample(rest, len(rest) // 2)
+
     def heal(self, world: World) -> None:
         world.links.heal(self._pairs)
         self._pairs = []
+
+
+@dataclass(slots=True)
+class BridgeBesideCopies(Bridge):
+    """The same, where a leader has all its followers in the other half: it cannot go on, and the
+    next one, which is among them, cannot hear it. The bridge is the controller, if it can be, so
+    that nobody is thought dead. Needs two nodes more than a partition has copies."""
+
+    @property
+    def name(self) -> str:
+        return "bridge between a leader and its followers"
+
+    def _choose(self, world: World) -> tuple[int, list[int]]:
+        controller, leaders = world.controller(), world.leaders()
+        found = [
+            (leaders[place], copies)
+            for place, copies in sorted(world.copies().items())
+            if place in leaders and place[0].startswith(self.topic)
+        ]
+        beside = [one for one in found if controller not in one[1]]
+        leader, copies = world.rng.choice(beside or found)
+        without = [one for one in world.ids if one not in copies]
+        bridge = controller if controller in without else world.rng.choice(without)
+        return bridge, [one for one in copies if one != leader]
 
 
 @dataclass(slots=True)

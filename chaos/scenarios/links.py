@@ -1,6 +1,14 @@
 """Links that are cut, slow, sliced and reset. (Data.)"""
 
-from raftq.chaos.faults.network import Bridge, Isolate, MajoritiesRing, OneWay, Split, Swizzle
+from raftq.chaos.faults.network import (
+    Bridge,
+    BridgeBesideCopies,
+    Isolate,
+    MajoritiesRing,
+    OneWay,
+    Split,
+    Swizzle,
+)
 from raftq.chaos.faults.streams import (
     Bandwidth,
     BlackHole,
@@ -108,6 +116,19 @@ LINKS = (
         "ever: writing goes on.",
         workloads=appends,
         plan=(Step(2, Bridge(), 12),),
+        rules=PROGRESS,
+        gap_s_max=6.0,
+        quiet_s=6.0,
+        leader_changes_max=30,
+    ),
+    Scenario(
+        name="bridge-beside-copies",
+        rows=(11,),
+        promise="A leader that sees none of its followers, all of whom are well, is replaced, and "
+        "the next one does not wait for it for long.",
+        workloads=appends,
+        nodes=5,
+        plan=(Step(2, BridgeBesideCopies(), 12),),
         rules=PROGRESS,
         gap_s_max=6.0,
         quiet_s=6.0,

@@ -10,7 +10,15 @@ import pytest
 from raftq.chaos.faults.clock import ClockBump, ClockStrobe
 from raftq.chaos.faults.disk import BadDisk, PowerCut
 from raftq.chaos.faults.files import BitFlip, OldCopy, Remove, Truncate, find
-from raftq.chaos.faults.network import Bridge, Isolate, MajoritiesRing, OneWay, Split, Swizzle
+from raftq.chaos.faults.network import (
+    Bridge,
+    BridgeBesideCopies,
+    Isolate,
+    MajoritiesRing,
+    OneWay,
+    Split,
+    Swizzle,
+)
 from raftq.chaos.faults.processes import Kill, KillMany, Pause, RollingRestart, Wipe
 from raftq.chaos.faults.streams import (
     Bandwidth,
@@ -163,7 +171,11 @@ class NotedWorld:
         return LEADERS
 
     def copies(self) -> Mapping[tuple[str, int], tuple[int, ...]]:
-        return dict.fromkeys(LEADERS, self.ids)
+        count = len(self.ids)
+        return {
+            place: tuple(sorted((leader + more - 1) % count + 1 for more in range(3)))
+            for place, leader in LEADERS.items()
+        }
 
     def controller(self) -> int | None:
         return CONTROLLER
@@ -205,7 +217,8 @@ EVERY: list[Fault] = [
     Kill(), Kill("controller"), KillMany(), KillMany(2), RollingRestart(gap_s=0), Pause(), Wipe(),
     RollingRestart(hard=True, gap_s=0), Isolate(), Isolate(clients=True), OneWay(),
     OneWay(mute=True), Split(), MajoritiesRing(), Bridge(), Swizzle(gap_s=0), Latency(),
-    Bandwidth(), ResetStorm(gap_s=0), Slicer(), LimitData(), BlackHole(), BlackHole(None), Refuse(),
+    BridgeBesideCopies(), Bandwidth(), ResetStorm(gap_s=0), Slicer(), LimitData(), BlackHole(),
+    BlackHole(None), Refuse(),
     PowerCut(), PowerCut(None), PowerCut(torn=True), BadDisk("full"), BadDisk("failing writes"),
     BadDisk("failing syncs"), BadDisk("slow syncs"), ClockBump(), ClockBump(None),
     ClockStrobe(gap_s=0), BitFlip(), BitFlip("metadata"), BitFlip(live=True), Truncate(),
@@ -311,6 +324,23 @@ def test_over_a_bridge_all_see_one_node_and_each_half_itself(world: NotedWorld) 
     Bridge(4).inject(world)
     assert not any(4 in pair for pair in world.noted.now)
     assert len(world.noted.now) == 8
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_bridge_beside_copies_parts_a_leader_from_all_its_followers(
+    tmp_path: Path, seed: int
+) -> None:
+    world = NotedWorld(tmp_path, seed=seed)
+    fault = BridgeBesideCopies()
+    fault.inject(world)
+    cut = world.noted.now
+    lonely = [
+        leader
+        for place, leader in LEADERS.items()
+        if all(one == leader or (leader, one) in cut for one in world.copies()[place])
+    ]
+    assert lonely
+    assert len(cut) == 8
 
 
 def test_damage_goes_to_the_right_files_of_one_node(world: NotedWorld) -> None:

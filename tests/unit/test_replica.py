@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from raftq.node.replica import Decided, Replica, common_end
+from raftq.node.replica import COMING_SHARE, Decided, Replica, common_end
 
 LAG_S = 3.0
 ALIVE = {1: 11, 2: 22, 3: 33}
@@ -125,6 +125,7 @@ def test_a_follower_that_keeps_up_with_a_busy_leader_is_never_late() -> None:
 
 def test_a_follower_that_stands_still_is_put_out_after_the_lag() -> None:
     replica = leader()
+    replica.data.progressed(3, 33, 0, 0.1)
     grow(replica, 0, 10, 1.0)
     replica.data.progressed(2, 22, 10, 1.1)
     assert replica.next_change(ALIVE, LAG_S) is None
@@ -204,6 +205,37 @@ def test_a_follower_does_not_resign() -> None:
     grow(replica, 0, 10)
     replica.follow(decided(epoch=6, leader=2))
     assert not replica.should_resign(ALIVE, 10.0)
+
+
+def test_a_member_that_never_came_to_a_new_leader_is_put_out_sooner_when_records_wait() -> None:
+    """
+    1. A leader begins, one member comes, the other never does, and records wait for it.
+    2. It is put out after a part of the lag: whoever wrote has waited for the last leader already.
+    """
+    replica = leader(end=10)
+    replica.data.progressed(2, 22, 10, 0.1)
+    assert replica.next_change(ALIVE, LAG_S * COMING_SHARE) is None
+    change = replica.next_change(ALIVE, LAG_S * COMING_SHARE + 0.1)
+    assert change is not None
+    assert change.members == ((1, 11), (2, 22))
+
+
+def test_a_member_that_came_has_all_the_time_to_catch_up() -> None:
+    replica = leader(end=10)
+    replica.data.progressed(2, 22, 10, 0.1)
+    replica.data.progressed(3, 33, 4, 0.1)
+    assert replica.next_change(ALIVE, LAG_S - 0.1) is None
+
+
+def test_a_member_that_never_came_is_not_hurried_when_nothing_waits() -> None:
+    replica = leader()
+    replica.data.progressed(2, 22, 0, 0.1)
+    assert replica.next_change(ALIVE, LAG_S - 0.1) is None
+
+
+def test_a_new_leader_that_nobody_came_to_keeps_the_set() -> None:
+    replica = leader(end=10)
+    assert replica.next_change(ALIVE, LAG_S - 0.1) is None
 
 
 def test_a_late_but_living_member_is_kept_before_a_dead_one() -> None:
