@@ -5,9 +5,11 @@ What the log no longer has is told apart from what it never had: offsets below i
 lost to retention; a jump between two batches is a gap that compaction or a control record left.
 """
 
+import gc
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from time import perf_counter
 from typing import Any
 
@@ -45,6 +47,7 @@ class ReadTask:
 
 def read(task: ReadTask, fields: Sequence[tuple[str, bool]]) -> Iterator[Any]:
     """The records of the range as `pyarrow.RecordBatch`es with these fields."""
+    spare_imports()
     wanted = task.range
     where = wanted.topic, wanted.partition
     gathered = Gathered(*where, fields)
@@ -54,6 +57,13 @@ def read(task: ReadTask, fields: Sequence[tuple[str, bool]]) -> Iterator[Any]:
         consumer.stop_at(*where, wanted.end)
         consumer.seek(*where, offset=wanted.start)
         yield from _Reading(task, consumer, gathered).batches()
+
+
+@cache
+def spare_imports() -> None:
+    """Spark's worker collects garbage after every task, each time through everything that was ever
+    imported, which takes longer than a short task does. What is there at the first one stays."""
+    gc.freeze()
 
 
 def _consumer(task: ReadTask, outlines: bool) -> Consumer:

@@ -15,6 +15,7 @@ from raftq.client.wire.errors import InvalidArgument
 from raftq.node.bench.report import Bar, Result
 from raftq.node.bench.runner import VALUE_BYTES, Settings, Timing, make_values
 from raftq.node.local_cluster import LocalCluster
+from raftq.node.local_files import Setting
 
 TICKS_S = os.sysconf("SC_CLK_TCK")
 RETENTION_BYTES = 1024**3
@@ -76,8 +77,11 @@ class Target:
 
 
 @contextmanager
-def target(settings: ClusterSettings, nodes: int) -> Iterator[Target]:
-    """A cluster of `nodes`, or the one that was given; what was created there is deleted."""
+def target(
+    settings: ClusterSettings, nodes: int, node_settings: Mapping[str, Setting] | None = None
+) -> Iterator[Target]:
+    """A cluster of `nodes` with these settings, or the one that was given; what was created there is
+    deleted."""
     with settings.base.scratch() as path:
         if settings.bootstrap is not None:
             with Admin(settings.bootstrap) as admin:
@@ -91,7 +95,7 @@ def target(settings: ClusterSettings, nodes: int) -> Iterator[Target]:
                 for topic in list(found.topics):
                     found.delete(topic)
             return
-        with LocalCluster(path / "cluster", nodes) as local:
+        with LocalCluster(path / "cluster", nodes, settings=node_settings) as local:
             yield Target(local.bootstrap, nodes, local, settings.base, path)
 
 

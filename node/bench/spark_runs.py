@@ -38,6 +38,8 @@ DRIVER_MEMORY = "2g"
 NODES = 3
 PARTITIONS = 6
 TOPIC_CONFIG: dict[str, int | None] = {"retention_bytes": None}
+NODE_SETTINGS = {"storage.page_cache_bytes": "none"}
+"""What is compared is read from the page cache; nodes would give back what is far behind."""
 PARTS = ("JVM", "Python", "nodes")
 
 Cpu = tuple[float, float, float]
@@ -82,7 +84,7 @@ def field_of(settings: ClusterSettings) -> Iterator[Field]:
     """A cluster of three nodes and a session on this machine; both end with it."""
     from raftq.client.spark import local_session  # noqa: PLC0415 - loads PySpark
 
-    with target(settings, NODES) as found:
+    with target(settings, NODES, NODE_SETTINGS) as found:
         spark = local_session(
             MASTER,
             "raftq bench",
