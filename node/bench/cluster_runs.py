@@ -80,8 +80,8 @@ class Target:
 def target(
     settings: ClusterSettings, nodes: int, node_settings: Mapping[str, Setting] | None = None
 ) -> Iterator[Target]:
-    """A cluster of `nodes` with these settings, or the one that was given; what was created there is
-    deleted."""
+    """A cluster of `nodes` with these settings, or the one that was given, where everything that
+    was created is deleted."""
     with settings.base.scratch() as path:
         if settings.bootstrap is not None:
             with Admin(settings.bootstrap) as admin:
