@@ -5,17 +5,16 @@ What the log no longer has is told apart from what it never had: offsets below i
 lost to retention; a jump between two batches is a gap that compaction or a control record left.
 """
 
-import gc
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from time import perf_counter
 from typing import Any
 
 from raftq.client.blocking import Consumer
 from raftq.client.spark.columns import CONTENT, Gathered
 from raftq.client.spark.ranges import Range
+from raftq.client.spark.worker_memory import spare_imports
 from raftq.client.wire.errors import OffsetOutOfRange, RaftqError, RequestTimeout
 
 logger = logging.getLogger(__name__)
@@ -57,13 +56,6 @@ def read(task: ReadTask, fields: Sequence[tuple[str, bool]]) -> Iterator[Any]:
         consumer.stop_at(*where, wanted.end)
         consumer.seek(*where, offset=wanted.start)
         yield from _Reading(task, consumer, gathered).batches()
-
-
-@cache
-def spare_imports() -> None:
-    """Spark's worker collects garbage after every task, each time through everything that was ever
-    imported, which takes longer than a short task does. What is there at the first one stays."""
-    gc.freeze()
 
 
 def _consumer(task: ReadTask, outlines: bool) -> Consumer:

@@ -26,6 +26,7 @@ from raftq.client.spark.layout import Router, check_schema, columns_of
 from raftq.client.spark.options import WriteOptions, write_options
 from raftq.client.spark.outgoing import Cutter, Destination, Encoder, place
 from raftq.client.spark.worker_input import check_complete
+from raftq.client.spark.worker_memory import spare_imports
 from raftq.client.wire.codecs import CODECS
 from raftq.client.wire.errors import ConfigError, InternalError
 
@@ -85,6 +86,7 @@ def _context() -> TaskContext:
 
 def write_rows(options: WriteOptions, scope: str, task: int, iterator: Iterator[Any]) -> Written:
     """Append all rows of a task; returns when they are acknowledged."""
+    spare_imports()
     with Appender(options) as appender:
         writing = _Writing(options, Encoder(scope, task, CODECS[options.compression]), appender)
         for batch in iterator:

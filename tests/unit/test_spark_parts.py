@@ -1,7 +1,9 @@
-"""The parts of the Spark source that need no Spark: options, ranges, identities, Java."""
+"""The parts of the Spark source that need no Spark: options, ranges, identities, Java, memory."""
 
+import gc
 import random
 import tempfile
+import weakref
 from itertools import pairwise
 
 import pyarrow as pa
@@ -13,6 +15,7 @@ from raftq.client.spark.options import read_options, write_options
 from raftq.client.spark.outgoing import Cutter, Destination, Encoder, place
 from raftq.client.spark.ranges import Range, admit, between, from_json, split, to_json
 from raftq.client.spark.reading import ReadTask, fetch_bytes
+from raftq.client.spark.worker_memory import spare_imports
 from raftq.client.wire.arrow_encoder import Columns, encode_columns
 from raftq.client.wire.batch import decode, validate
 from raftq.client.wire.errors import ConfigError, InvalidArgument
@@ -198,3 +201,22 @@ def test_a_short_range_is_not_fetched_with_much_behind_it():
     assert fetched(1) == 64 * 1024
     assert fetched(1000) == 2_048_000
     assert fetched(100_000) == 4 << 20
+
+
+def test_imports_are_not_searched_for_garbage_and_what_comes_later_is():
+    class Knot:
+        pass
+
+    spare_imports.cache_clear()
+    spare_imports()
+    try:
+        assert gc.get_freeze_count() > 10_000
+        spare_imports()
+        knot = Knot()
+        knot.myself = knot
+        gone = weakref.ref(knot)
+        del knot
+        gc.collect()
+        assert gone() is None
+    finally:
+        gc.unfreeze()
