@@ -124,6 +124,7 @@ class Node:
             self.loop,
             self.partitions.find,
             self.partitions.incarnation_of,
+            self.partitions.heard,
             config.replication.move_bytes_s,
         )
         self.coordinators = Coordinators(self.node_id, self.metadata, rng, wall_ms)

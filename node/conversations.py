@@ -323,11 +323,14 @@ class Conversations:
         loop: asyncio.AbstractEventLoop,
         find: Find,
         incarnation_of: Callable[[int], int | None],
+        heard: Callable[[int], None],
         move_bytes_s: int,
     ) -> None:
+        """`heard` is told of every request of a node."""
         self._loop = loop
         self._find = find
         self._incarnation_of = incarnation_of
+        self._heard = heard
         self._throttle = Throttle(move_bytes_s)
         self._by_session: dict[Any, Conversation] = {}
         self._by_node: dict[int, Any] = {}
@@ -339,6 +342,7 @@ class Conversations:
         conversation = self._by_session.get(session)
         if conversation is None or conversation.node_id != message.node_id:
             raise FencedEpoch(f"request {message.number} belongs to no conversation: begin anew")
+        self._heard(message.node_id)
         return conversation.handle(message)
 
     def _begin(self, message: Replicate, session: Any) -> None:

@@ -40,6 +40,7 @@ from raftq.cluster.state import PartitionState, TopicState
 from raftq.cluster.topic_config import is_internal
 from raftq.node.config import NodeConfig
 from raftq.node.full_disk import FullDisk
+from raftq.node.hearing import Hearing
 from raftq.node.leading import Led, Service
 from raftq.node.led import LedPartition
 from raftq.node.metrics import NodeMetrics
@@ -111,6 +112,9 @@ class Partitions:
         self._tick_timer: asyncio.TimerHandle | None = None
         self._proposals = Proposals(self._me, metadata, self)
         self._alive: dict[int, int] = {}  # node -> incarnation
+        times = config.replication
+        # A follower without news asks again when its last request was answered with nothing.
+        self._hearing = Hearing(self._me, max(times.lag_ms, 3 * times.wait_ms) / 1000)
         self.cut_off = False
         """Whether the controller has not heard this node for a lease. What it leads goes on, as far
         as its followers do; but others may lead it by now, so nobody should wait here for news."""
@@ -431,6 +435,10 @@ class Partitions:
             logger.info("partition=%s removed", place)
             remove_replica(self._disk, place.directory)
 
+    def heard(self, node: int) -> None:
+        """A node asked for what it follows; it does so all the time, also when nothing is new."""
+        self._hearing.heard(node, self.loop.time())
+
     # What partitions tell
 
     def touched(self, partition: Partition) -> None:
@@ -454,6 +462,7 @@ class Partitions:
             return
         now = self.loop.time()
         try:
+            self._listen(now)
             for partition in list(self._touched):
                 if not self._attend(partition, now):
                     del self._touched[partition]
@@ -462,14 +471,24 @@ class Partitions:
             return
         self._tick_timer = self.loop.call_later(TICK_S, self._tick)
 
+    def _listen(self, now: float) -> None:
+        """Attend to what is led for nodes that fell silent, though nothing may wait for them."""
+        if self._hearing.changed(self._alive, now):
+            for partition in self.by_id.values():
+                if partition.replica.role == "leader" and self._misses(partition):
+                    self.touched(partition)
+
+    def _misses(self, partition: Partition) -> bool:
+        return not self._hearing.silent.isdisjoint(partition.replica.followers)
+
     def _attend(self, partition: Partition, now: float) -> bool:
         """Whether there is still something to attend to."""
         waits = partition.expire(now)
         replica = partition.replica
         if replica.role != "leader":
             return waits
-        if replica.should_resign(self._alive, now):
+        if replica.should_resign(self._alive, now, self._hearing.silent):
             self._spawn(self._proposals.resign(partition))
         elif (change := replica.next_change(self._alive, now)) is not None:
             self._spawn(self._proposals.change(partition, change))
-        return waits or replica.is_behind()
+        return waits or replica.is_behind() or self._misses(partition)

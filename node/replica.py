@@ -27,7 +27,7 @@ Rules of a leader
 This core knows ends of logs, not logs. Times are seconds of the caller's clock.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -208,6 +208,10 @@ class Reach:
     def is_silent(self, node: int, since: float) -> bool:
         """Whether this follower is late and has told nothing since then."""
         return self.is_late(node, since) and self.followers[node].heard_at < since
+
+    def is_unheard(self, node: int, since: float) -> bool:
+        """Whether this follower has told nothing since then, though it may have nothing to tell."""
+        return self.followers[node].heard_at < since
 
     def is_ready(self, node: int, incarnation: int) -> bool:
         """Whether this follower, if it is that process, may be let into the set."""
@@ -410,9 +414,15 @@ class Replica:
         since = now - self._lag_s * COMING_SHARE
         return data.is_waiting and not data.has_come(node) and data.is_late(node, since)
 
-    def should_resign(self, incarnations: Mapping[int, int], now: float) -> bool:
+    def should_resign(
+        self, incarnations: Mapping[int, int], now: float, silent: Collection[int] = ()
+    ) -> bool:
         """Whether the set cannot go on under this leader, but could under another one: all the
         followers are alive and enough, and none of them has fetched for as long as one may lag.
+
+        A follower that has everything need not say anything about this partition. Whether it is
+        still there tells `silent`: nodes that have asked nothing of this one for as long. When all
+        of them are, clients may not get here, either, and then nothing will ever wait.
 
         True once per that time; the answer comes with another epoch, or not at all.
         """
@@ -425,8 +435,10 @@ class Replica:
         counted = [node for node in alive if node in decided.isr]
         if not counted or self._resigned_at > since:
             return False
-        if not all(any(one.is_silent(node, since) for one in self.strands) for node in counted):
-            return False
+        for node in counted:
+            late = any(one.is_silent(node, since) for one in self.strands)
+            if not late and not (node in silent and self.data.is_unheard(node, since)):
+                return False
         self._resigned_at = now
         return True
 

@@ -19,7 +19,16 @@ from raftq.chaos.faults.streams import (
     Slicer,
 )
 from raftq.chaos.scenario import Scenario, Step
-from raftq.chaos.scenarios.loads import GAP_S, PROGRESS, SAFETY, SLOW, appends, changes, queues
+from raftq.chaos.scenarios.loads import (
+    GAP_S,
+    PROGRESS,
+    SAFETY,
+    SLOW,
+    appends,
+    changes,
+    few_appends,
+    queues,
+)
 
 LINKS = (
     Scenario(
@@ -240,6 +249,15 @@ LINKS = (
         workloads=appends,
         plan=(Step(2, Refuse("leader", "appends"), 8),),
         rules=PROGRESS,
+        gap_s_max=GAP_S,
+    ),
+    Scenario(
+        name="refuse-quiet-leader",
+        rows=(7, 15),
+        promise="That holds for one that has nothing to do, too: its followers' silence tells.",
+        workloads=few_appends,
+        plan=(Step(2, Refuse("leader", "appends"), 10),),
+        rules=SLOW,
         gap_s_max=GAP_S,
     ),
 )

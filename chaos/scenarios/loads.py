@@ -39,6 +39,11 @@ def appends() -> list[Workload]:
     return [Appends()]
 
 
+def few_appends() -> list[Workload]:
+    """So few that hardly ever one is under way when a fault comes."""
+    return [Appends(producers=1, per_second=6.0)]
+
+
 def appends_in_small_segments() -> list[Workload]:
     return [Appends(config=SMALL_SEGMENTS)]
 

@@ -141,13 +141,17 @@ def test_a_request_out_of_its_turn_is_refused() -> None:
 
 def test_only_the_incarnation_that_the_metadata_knows_may_begin() -> None:
     async def scenario(world: World) -> None:
-        everyone = Conversations(world.loop, lambda key: world.partition, ALIVE.get, 1 << 30)
+        heard: list[int] = []
+        everyone = Conversations(
+            world.loop, lambda key: world.partition, ALIVE.get, heard.append, 1 << 30
+        )
         with pytest.raises(FencedEpoch):
             everyone.handle(Replicate(2, 23, 0), memoryview(b""), "session")
         everyone.handle(Replicate(2, 22, 0), memoryview(b""), "session")
         everyone.session_ended("session")
         with pytest.raises(FencedEpoch):
             everyone.handle(Replicate(2, 22, 1), memoryview(b""), "session")
+        assert heard == [2], "what is refused is not heard"
 
     run(scenario)
 

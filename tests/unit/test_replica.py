@@ -173,6 +173,26 @@ def test_a_leader_that_some_follower_fetches_from_stays(speaks: int) -> None:
         assert not replica.should_resign(ALIVE, now)
 
 
+def test_a_leader_that_nobody_talks_to_resigns_though_nothing_waits() -> None:
+    """Clients may not get here, either; then nothing would ever wait."""
+    replica = leader()
+    for node in (2, 3):
+        replica.data.progressed(node, ALIVE[node], 0, 0.1)
+    assert not replica.should_resign(ALIVE, 3.0, {2, 3}), "they were heard in this epoch"
+    assert not replica.should_resign(ALIVE, 3.2, {2}), "one of them talks about something else"
+    assert replica.should_resign(ALIVE, 3.2, {2, 3})
+    assert not replica.should_resign(ALIVE, 6.0, {2, 3})
+
+
+def test_a_leader_with_one_late_and_one_silent_follower_resigns() -> None:
+    replica = leader()
+    replica.data.progressed(3, 33, 0, 0.1)
+    grow(replica, 0, 10, 1.0)
+    replica.data.progressed(2, 22, 10, 1.1)
+    assert not replica.should_resign(ALIVE, 4.2), "one has everything, so nothing is said"
+    assert replica.should_resign(ALIVE, 4.2, {2, 3})
+
+
 def test_a_leader_without_anything_that_waits_stays() -> None:
     replica = leader()
     for node in (2, 3):
