@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from raftq.node.bench.cluster_runs import ClusterSettings, Line
 from raftq.node.bench.report import Bar, Result
 from raftq.node.bench.spark_runs import (
+    KEEPING_PAGES,
     PARTITIONS,
     TOPIC_CONFIG,
     Field,
@@ -71,7 +72,7 @@ class _Reads:
 
 
 def measure(settings: ClusterSettings) -> list[Result]:
-    with field_of(settings) as found:
+    with field_of(settings, KEEPING_PAGES) as found:
         reads = _Reads(found, row_count(settings))
         results = [
             *_values(settings, reads),

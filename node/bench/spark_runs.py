@@ -38,8 +38,9 @@ DRIVER_MEMORY = "2g"
 NODES = 3
 PARTITIONS = 6
 TOPIC_CONFIG: dict[str, int | None] = {"retention_bytes": None}
-NODE_SETTINGS = {"storage.page_cache_bytes": "none"}
-"""What is compared is read from the page cache; nodes would give back what is far behind."""
+KEEPING_PAGES = {"storage.page_cache_bytes": "none"}
+"""For nodes that are read beside Parquet, which comes from the page cache: by default they give
+back what is far behind."""
 PARTS = ("JVM", "Python", "nodes")
 
 Cpu = tuple[float, float, float]
@@ -80,11 +81,13 @@ def spark_processes(ours: Sequence[Seen]) -> tuple[list[Seen], list[Seen]]:
 
 
 @contextmanager
-def field_of(settings: ClusterSettings) -> Iterator[Field]:
+def field_of(
+    settings: ClusterSettings, node_settings: Mapping[str, str] | None = None
+) -> Iterator[Field]:
     """A cluster of three nodes and a session on this machine; both end with it."""
     from raftq.client.spark import local_session  # noqa: PLC0415 - loads PySpark
 
-    with target(settings, NODES, NODE_SETTINGS) as found:
+    with target(settings, NODES, node_settings) as found:
         spark = local_session(
             MASTER,
             "raftq bench",

@@ -18,6 +18,7 @@ from raftq.node.bench.cluster_runs import ClusterSettings, Line, quantile
 from raftq.node.bench.report import Bar, Result
 from raftq.node.bench.runner import make_values
 from raftq.node.bench.spark_runs import (
+    KEEPING_PAGES,
     PARTITIONS,
     TOPIC_CONFIG,
     Field,
@@ -109,7 +110,7 @@ class StreamSide(SparkSide):
 def measure_backlog(settings: ClusterSettings) -> list[Result]:
     rows = row_count(settings)
     trigger = min(TRIGGER_ROWS, rows // BATCHES_MIN)
-    with field_of(settings) as found:
+    with field_of(settings, KEEPING_PAGES) as found:
         topic = found.target.create("stream", PARTITIONS, 3, **TOPIC_CONFIG)
         path = str(found.directory / "parquet")
         progress("writing the topic and the Parquet table", rows)
