@@ -207,7 +207,7 @@ class Reach:
 
     def is_silent(self, node: int, since: float) -> bool:
         """Whether this follower is late and has told nothing since then."""
-        return self.is_late(node, since) and self.followers[node].heard_at < since
+        return self.is_late(node, since) and self.is_unheard(node, since)
 
     def is_unheard(self, node: int, since: float) -> bool:
         """Whether this follower has told nothing since then, though it may have nothing to tell."""
@@ -392,9 +392,8 @@ class Replica:
     def _standing(self, node: int, incarnation: int | None, now: float) -> Standing:
         """How a follower, if it lives as that process, stands to the set."""
         if node not in self.decided.isr:
-            return (
-                "joins" if incarnation is not None and self._is_ready(node, incarnation) else "out"
-            )
+            ready = incarnation is not None and self._is_ready(node, incarnation)
+            return "joins" if ready else "out"
         if incarnation is None:
             return "dead"
         if self._is_late(node, now):
