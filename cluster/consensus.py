@@ -192,6 +192,12 @@ class Consensus:
         """Return when this node has applied everything that was committed before the call."""
         await self._submit(BARRIER, b"", timeout, self.new_command_id())
 
+    def abdicate(self) -> None:
+        """Stop to lead, if this node does, and let others stand for `abdicate_ms`."""
+        if self._node is not None:
+            self._node.abdication_asked = True
+            self._wake()
+
     @property
     def is_leader(self) -> bool:
         return self._node is not None and bool(self._node._isLeader())

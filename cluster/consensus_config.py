@@ -24,6 +24,9 @@ class RaftTimes:
     otherwise it waits for the next thing that is due."""
     fallback_ms: int = 1500
     """A leader that has not heard from a majority for this long stops calling itself leader."""
+    abdicate_ms: int = 5000
+    """For this long a node that gave up the leadership leaves it to others to stand. Too short: it
+    leads again before another could; too long: nobody leads when nobody else can."""
     reconnect_ms: int = 200
     """Between two tries to connect to a node."""
     connection_ms: int = 4000
@@ -43,6 +46,8 @@ class RaftTimes:
             found.append("times.tick_ms must not be above times.append_ms")
         if self.fallback_ms < self.election_ms_min:
             found.append("times.fallback_ms must not be below times.election_ms_min")
+        if self.abdicate_ms < self.election_ms_max:
+            found.append("times.abdicate_ms must not be below times.election_ms_max")
         if self.connection_ms < self.election_ms_max:
             found.append("times.connection_ms must not be below times.election_ms_max")
         return found

@@ -14,6 +14,15 @@ controller that was replaced without knowing it changes nothing.
     ProposalEnded(command, error)       the answer to a ProposeCommand
     Tick                                time has passed; send one at `next_deadline()`
 
+A controller that hears no beats while their senders answer its probes is one that nobody can
+connect to: it would fence everybody for a fault of its own. So a voter that is silent for half a
+lease is probed, and when more voters answer without beating than beat, the controller abdicates:
+another one may be reached by all. If nobody else can lead, this node does again after a while.
+
+Beats come from a node that nobody can connect to, too. So leadership is given back only to a node
+that has just answered a probe: a round of balance probes those it would give something to, and each
+that answers begins another round.
+
 At most one proposal is in flight per node to be fenced, one for elections and one for moves. After
 a refusal the next try waits, twice as long each time. A step costs O(nodes); only when elections or
 moves are due, O(partitions). After a step, `next_deadline()` is later than its `now`.
@@ -23,143 +32,36 @@ step before: that time does not count against the leases, or a pause of the cont
 everybody else.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from raftq.client.wire.errors import ConfigError, RaftqError
-from raftq.cluster.changes import Change, LeaderResigned, NodeChanged
+from raftq.cluster.changes import LeaderResigned, NodeChanged
 from raftq.cluster.commands import Command, ElectPreferred, FenceNode, MoveReplicas
+from raftq.cluster.controller_events import (
+    Abdicate,
+    Changed,
+    ConnectionEnded,
+    ControllerConfig,
+    Demoted,
+    Effect,
+    Event,
+    HeartbeatCame,
+    ProbeEnded,
+    ProbeNode,
+    Promoted,
+    ProposalEnded,
+    ProposeCommand,
+    Tick,
+)
 from raftq.cluster.moves import next_move, unbalanced
 from raftq.cluster.state import ClusterState
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerConfig:
-    lease_ms: int = 3000
-    """A node that is not heard for this long is fenced. Too short: pauses of a busy node cost it
-    its leadership; too long: partitions of a node that hangs stay without a leader."""
-    balance_ms: int = 10_000
-    """Between two rounds of giving partitions back to their preferred leaders."""
-    balance_settle_ms: int = 5000
-    """A node must be alive for this long before it gets leadership back."""
-    resigned_ms: int = 60_000
-    """A node that gave up a partition, because nobody fetched from it, must wait this long."""
-    balance_max: int = 500
-    """Partitions that change their leader in one round."""
-    moves_max: int = 4
-    """Moves under way at which no further one is begun."""
-    move_patience_ms: int = 30_000
-    """A move to a node that is down for this long is planned anew."""
-    probe_ms: int = 100
-    """Between two probes of a node that is suspected."""
-    probe_timeout_ms: int = 2000
-    """A probe without a result is forgotten after this time; the shell's own limit is shorter."""
-    probes_max: int = 32
-    """Probes at the same time."""
-    proposal_ms: int = 10_000
-    """A proposal without an answer is forgotten after this time."""
-    retry_ms: int = 500
-    """Before a refused proposal is made again; doubles up to `balance_ms`."""
-    stall_ms: int = 500
-    """A step that comes later than this after its deadline means that this process was stopped."""
-
-    def __post_init__(self) -> None:
-        problems = [
-            f"{name} must be at least 1, not {value}"
-            for name in self.__slots__
-            if (value := getattr(self, name)) < 1
-        ]
-        if self.balance_max > 8192:
-            problems.append(f"balance_max must be at most 8192, not {self.balance_max}")
-        if self.retry_ms > self.balance_ms:
-            problems.append("retry_ms must not be above balance_ms")
-        if self.probe_ms >= self.lease_ms:
-            problems.append("probe_ms must be below lease_ms")
-        if problems:
-            raise ConfigError("controller: " + "; ".join(problems))
-
-
-@dataclass(frozen=True, slots=True)
-class Promoted:
-    state: ClusterState
-    connected: tuple[int, ...] = ()
-    """Nodes that hold a connection to this one, and need no probe."""
-
-
-@dataclass(frozen=True, slots=True)
-class Demoted:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatCame:
-    node_id: int
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionEnded:
-    node_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeEnded:
-    node_id: int
-    incarnation: int | None
-    """Who answered: that of the ProbeNode where the answer does not tell; None: nobody."""
-    refused: bool
-    """The host says that nobody listens there, so the process is gone."""
-    probed: int | None = None
-    """The incarnation of the ProbeNode; a result about an older one is then ignored."""
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    changes: Sequence[Change]
-    state: ClusterState
-
-
-@dataclass(frozen=True, slots=True)
-class ProposalEnded:
-    command: Command
-    error: RaftqError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    pass
-
-
-Event = (
-    Promoted
-    | Demoted
-    | HeartbeatCame
-    | ConnectionEnded
-    | ProbeEnded
-    | Changed
-    | ProposalEnded
-    | Tick
-)
-
-
-@dataclass(slots=True)
-class ProposeCommand:
-    command: Command
-    reason: str
-
-
-@dataclass(slots=True)
-class ProbeNode:
-    node_id: int
-    incarnation: int
-
-
-Effect = ProposeCommand | ProbeNode
 _Key = tuple[str, int]
 _ELECTIONS: _Key = ("elections", 0)
 _MOVES: _Key = ("moves", 0)
+_ABDICATION: _Key = ("abdication", 0)
 
 
 @dataclass(slots=True)
@@ -178,6 +80,16 @@ class _Watch:
     """Why its process is known to be gone."""
     settled_at: float = 0.0
     """When it may get leadership back at the earliest, however long it is alive."""
+    heard_at: float = 0.0
+    """When its last beat came; before the first, when it began to be watched."""
+    silent: bool = False
+    """A rival of which nothing was heard for half a lease; it is suspected, and probed, since."""
+    answers: bool = False
+    """It answers probes since it fell silent: it is well, and does not get here."""
+    checked: bool = False
+    """Its next probe is to tell whether it can be given leadership back."""
+    reached_at: float = float("-inf")
+    """When it last answered a probe."""
 
 
 class Controller:
@@ -202,6 +114,7 @@ class Controller:
 
     def _forget(self) -> None:
         self._state: ClusterState | None = None
+        self._rivals: frozenset[int] = frozenset()
         self._watches: dict[int, _Watch] = {}
         self._down_since: dict[int, float] = {}
         self._open: dict[_Key, float] = {}  # proposals in flight, and when to forget them
@@ -219,10 +132,12 @@ class Controller:
         effects: list[Effect] = []
         if self._state is not None:
             self._expire(now)
-            self._fence(now, effects)
-            self._probe(now, effects)
-            self._balance(self._state, now, effects)
-            self._move(self._state, now, effects)
+            self._abdicate(now, effects)
+            if _ABDICATION not in self._open:
+                self._fence(now, effects)
+                self._balance(self._state, now, effects)
+                self._probe(now, effects)
+                self._move(self._state, now, effects)
         self._wake_at = self._deadline(now)
         return effects
 
@@ -244,6 +159,7 @@ class Controller:
     def _on_promoted(self, event: Promoted, now: float) -> None:
         self._forget()
         self._state = event.state
+        self._rivals = frozenset(event.rivals)
         self._moves_due = True
         self._balance_at = now + self._balance_gap()
         for node_id in sorted(event.state.nodes):
@@ -262,7 +178,8 @@ class Controller:
         watch = self._watches.get(event.node_id)
         if watch is not None and watch.incarnation == event.incarnation:
             watch.expires_at = now + self.config.lease_ms / 1000
-            watch.suspected = False
+            watch.heard_at = now
+            watch.suspected = watch.silent = watch.answers = False
             watch.gone = ""
 
     def _on_connection_ended(self, event: ConnectionEnded, now: float) -> None:
@@ -278,12 +195,20 @@ class Controller:
             return
         watch.probing_until = None
         watch.probe_at = now + self.config.probe_ms / 1000
+        if event.incarnation != watch.incarnation:
+            self._not_reached(watch, now)
+        else:
+            watch.reached_at = now
+            if watch.checked:
+                watch.checked = False
+                self._balance_at = now
         if not watch.suspected:
             return  # it was heard in the meantime
         if event.refused:
             watch.gone = "nobody listens at its address"
         elif event.incarnation is not None:
             watch.suspected = False
+            watch.answers = watch.silent and event.incarnation == watch.incarnation
             watch.expires_at = max(
                 watch.expires_at, watch.alive_since + self.config.lease_ms / 1000
             )
@@ -334,7 +259,9 @@ class Controller:
         watch = self._watches.get(node_id)
         if watch is None or watch.incarnation != node.incarnation:
             expires_at = now + self.config.lease_ms / 1000
-            self._watches[node_id] = _Watch(node_id, node.incarnation, now, expires_at)
+            self._watches[node_id] = _Watch(
+                node_id, node.incarnation, now, expires_at, heard_at=now
+            )
 
     # What to do.
 
@@ -344,6 +271,7 @@ class Controller:
             return
         for watch in self._watches.values():
             watch.expires_at += now - since
+            watch.heard_at += now - since
 
     def _expire(self, now: float) -> None:
         for key in [key for key, until in self._open.items() if until <= now]:
@@ -354,6 +282,7 @@ class Controller:
             if watch.probing_until is not None and watch.probing_until <= now:
                 watch.probing_until = None
                 watch.probe_at = now + self.config.probe_ms / 1000
+                self._not_reached(watch, now)
 
     def _may(self, key: _Key) -> bool:
         return key not in self._open and key not in self._held
@@ -361,6 +290,22 @@ class Controller:
     def _propose(self, command: Command, reason: str, now: float) -> ProposeCommand:
         self._open[_key(command)] = now + self.config.proposal_ms / 1000
         return ProposeCommand(command, reason)
+
+    def _abdicate(self, now: float, effects: list[Effect]) -> None:
+        """See the module's docstring. Until it has come about, nobody is judged."""
+        rivals = [one for one in self._watches.values() if one.node_id in self._rivals]
+        for watch in rivals:
+            if not watch.silent and self._silent_at(watch) <= now:
+                watch.silent = watch.suspected = True
+                watch.probe_at = now
+        one_sided = [one.node_id for one in rivals if one.answers]
+        heard = sum(not one.silent for one in rivals)
+        if len(one_sided) > heard and self._may(_ABDICATION):
+            self._open[_ABDICATION] = now + self.config.lease_ms / 1000
+            effects.append(Abdicate(f"nodes {sorted(one_sided)} answer and do not get here"))
+
+    def _silent_at(self, watch: _Watch) -> float:
+        return watch.heard_at + self.config.lease_ms / 2000
 
     def _fence(self, now: float, effects: list[Effect]) -> None:
         for watch in self._watches.values():
@@ -393,10 +338,23 @@ class Controller:
             and not (one.suspected or one.gone)
             and not state.nodes[one.node_id].draining
         }
-        found = unbalanced(state, ready, self.config.balance_max)
+        wanted = unbalanced(state, ready, self.config.balance_max)
+        lately = now - self.config.balance_ms / 2000
+        for node_id in wanted.values():
+            watch = self._watches[node_id]
+            watch.checked = watch.reached_at <= lately
+        found = tuple(one for one, node in wanted.items() if not self._watches[node].checked)
         if found:
             reason = f"{len(found)} partitions go back to their preferred leaders"
             effects.append(self._propose(ElectPreferred(found), reason, now))
+
+    def _not_reached(self, watch: _Watch, now: float) -> None:
+        """If it was to be given something, it has to wait for more than a round, so that others
+        get theirs."""
+        if watch.checked:
+            watch.checked = False
+            wait_s = 1.5 * self.config.balance_ms / 1000
+            watch.settled_at = max(watch.settled_at, now + wait_s)
 
     def _balance_gap(self) -> float:
         """With jitter, so that rounds do not keep step with anything else that is periodic."""
@@ -420,6 +378,8 @@ class Controller:
     def _deadline(self, now: float) -> float | None:
         if self._state is None:
             return None
+        if _ABDICATION in self._open:
+            return min(self._open.values())
         times = [self._balance_at, *self._open.values(), *self._held.values()]
         if self._lost_at is not None and self._may(_MOVES):
             times.append(self._lost_at)
@@ -427,6 +387,8 @@ class Controller:
             one.probing_until is not None for one in self._watches.values()
         )
         for watch in self._watches.values():
+            if watch.node_id in self._rivals and not watch.silent:
+                times.append(self._silent_at(watch))
             if self._may(("fence", watch.node_id)):
                 times.append(watch.expires_at)
             if watch.probing_until is not None:
@@ -437,7 +399,8 @@ class Controller:
 
 
 def _to_probe(watch: _Watch) -> bool:
-    return watch.suspected and not watch.gone and watch.probing_until is None
+    asked = watch.suspected or watch.checked
+    return asked and not watch.gone and watch.probing_until is None
 
 
 def _key(command: Command) -> _Key:

@@ -19,10 +19,11 @@ from raftq.client.connection import Connection, ConnectionOptions
 from raftq.client.wire.errors import AccessDenied, NodeStopping, RaftqError
 from raftq.client.wire.messages import Ping
 from raftq.client.wire.node_messages import HeartbeatReply
-from raftq.cluster.controller import (
+from raftq.cluster.controller import Controller
+from raftq.cluster.controller_events import (
+    Abdicate,
     Changed,
     ConnectionEnded,
-    Controller,
     ControllerConfig,
     Demoted,
     Event,
@@ -108,7 +109,8 @@ class ControllerDriver:
         self._in_control = self._metadata.is_controller
         logger.info("controller in_control=%s term=%d", self._in_control, term)
         if self._in_control:
-            self._step(Promoted(self._metadata.state, tuple(self._heard)))
+            rivals = tuple(one for one in self._metadata.voters if one != controller)
+            self._step(Promoted(self._metadata.state, tuple(self._heard), rivals))
         else:
             self._step(Demoted())
 
@@ -124,6 +126,9 @@ class ControllerDriver:
         for effect in self._core.step(event, asyncio.get_running_loop().time()):
             if isinstance(effect, ProposeCommand):
                 self._group.create_task(self._propose(effect))
+            elif isinstance(effect, Abdicate):
+                logger.warning("controller abdicates: %s", effect.reason)
+                self._metadata.abdicate()
             else:
                 self._group.create_task(self._probe(effect))
         self._disarm()
@@ -149,7 +154,9 @@ class ControllerDriver:
     async def _probe(self, effect: ProbeNode) -> None:
         node = self._metadata.state.nodes.get(effect.node_id)
         answered, refused = None, False
-        if node is not None:
+        if effect.node_id == self._metadata.controller:
+            answered = effect.incarnation  # this process, however its address looks from here
+        elif node is not None:
             where = self._address_of(node)
             answered, refused = await probe(node, effect.incarnation, self._options, where)
         logger.info(

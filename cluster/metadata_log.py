@@ -83,6 +83,9 @@ class MetadataLog(Protocol):
         """What was applied after `index` (None: all of it, as a dump), waiting for something if
         there is nothing; after `wait_s` the answer is empty."""
 
+    def abdicate(self) -> None:
+        """Stop to be the controller, if this node is, and let another be it for a while."""
+
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...

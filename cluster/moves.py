@@ -9,18 +9,19 @@ from raftq.cluster.state import ClusterState, PartitionState
 
 def unbalanced(
     state: ClusterState, ready: Container[int], count_max: int
-) -> tuple[tuple[int, int], ...]:
-    """Partitions (topic id, number) that a ready node should lead and could, but does not."""
-    found: list[tuple[int, int]] = []
+) -> dict[tuple[int, int], int]:
+    """Partitions (topic id, number) that a ready node should lead and could, but does not; and
+    which node that is."""
+    found: dict[tuple[int, int], int] = {}
     for topic, number, one in state.all_partitions():
         preferred = one.replicas[0]
         if one.leader == preferred or one.target is not None:
             continue
         if preferred in ready and preferred in one.isr:
-            found.append((topic.topic_id, number))
+            found[topic.topic_id, number] = preferred
             if len(found) >= count_max:
                 break
-    return tuple(found)
+    return found
 
 
 def next_move(

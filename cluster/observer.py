@@ -144,6 +144,9 @@ class ObserverMetadata:
             if self._on_fatal is not None:
                 self._on_fatal(error)
 
+    def abdicate(self) -> None:
+        """It never is the controller."""
+
     async def watch(self, index: int | None, wait_s: float) -> Watched:
         return await self._copy.watch(index, wait_s)
 

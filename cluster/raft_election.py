@@ -5,6 +5,7 @@
     candidate --votes of a majority--> leader        candidate --time out--> follower, pre-votes
     any       --a message of a later term--> follower of that term
     leader    --no word from a majority for `fallback_ms`--> follower
+    leader    --asked to abdicate--> follower, and does not stand for `abdicate_ms`
 
 A node that starts with an empty directory may be a voter that lost its disk, and with it what it
 promised. Until a leader has brought it up to date it is not `ready`, and takes part in one kind of

@@ -61,6 +61,8 @@ class RaftNode(Elector):
         """Proposals from other threads."""
         self.stalled: DiskFull | None = None
         """Set while the disk is full: the node neither hears nor speaks until it can write."""
+        self.abdication_asked = False
+        """Set from another thread: this node should leave it to others to lead."""
         self._stepped_at = self._expire_at = self._stall_at = float("-inf")
         self._handlers: dict[str, Callable[[Node, Message], None]] = {
             "pre_vote": self._on_pre_vote,
@@ -98,6 +100,7 @@ class RaftNode(Elector):
             self.transport.tick(now)
             return False
         self._run_timers(now)
+        self._abdicate(now)
         self._send_proposals()
         self._replicate(now)
         if self._flush(now):
@@ -182,6 +185,15 @@ class RaftNode(Elector):
         elif now >= self.election_deadline:
             self._postpone_election(now)
             self._ask_pre_votes(now)
+
+    def _abdicate(self, now: float) -> None:
+        if not self.abdication_asked:
+            return
+        self.abdication_asked = False
+        if self._replication is not None:
+            logger.warning("raft node=%s abdicates term=%d", self.setup.node_id, self.term_now)
+            self._become_follower(None)
+            self.election_deadline = now + self.setup.times.abdicate_ms / 1000
 
     # Messages.
 

@@ -154,6 +154,9 @@ class VoterMetadata:
             else:
                 return result
 
+    def abdicate(self) -> None:
+        self.consensus.abdicate()
+
     async def watch(self, index: int | None, wait_s: float) -> Watched:
         return await self._copy.watch(index, wait_s)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from raftq.client.wire.errors import ConfigError
 from raftq.cluster.consensus_config import SECRET_BYTES_MIN, RaftTimes
-from raftq.cluster.controller import ControllerConfig
+from raftq.cluster.controller_events import ControllerConfig
 from raftq.node.server.options import ServerOptions
 
 KIB = 1024

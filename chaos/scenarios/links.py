@@ -260,4 +260,15 @@ LINKS = (
         rules=SLOW,
         gap_s_max=GAP_S,
     ),
+    Scenario(
+        name="refuse-controller",
+        rows=(8, 15),
+        promise="A controller that nobody can connect to any more does not take the others for "
+        "dead: it leaves the metadata to one of them.",
+        workloads=appends,
+        plan=(Step(2, Refuse("controller"), 14),),
+        rules=PROGRESS,
+        gap_s_max=GAP_S,
+        leader_changes_max=30,
+    ),
 )

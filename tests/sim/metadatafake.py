@@ -124,6 +124,10 @@ class FakeMetadata:
         await self.copy.has_reached(self.index)
         return result
 
+    def abdicate(self) -> None:
+        if self.is_controller:
+            self.log.lead(next(one for one in self.log.voters if one != self.node_id))
+
     async def watch(self, index: int | None, wait_s: float) -> Watched:
         return await self.copy.watch(index, wait_s)
 

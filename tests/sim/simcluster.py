@@ -33,7 +33,7 @@ from raftq.client.wire.errors import (
     StorageFailed,
     TransportError,
 )
-from raftq.cluster.controller import ControllerConfig
+from raftq.cluster.controller_events import ControllerConfig
 from raftq.node.app import Node
 from raftq.node.config import Address, NodeConfig, ReplicationConfig
 from raftq.node.partition import Partition

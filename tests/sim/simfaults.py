@@ -37,6 +37,7 @@ class Faults:
             "isolate": self.isolate,
             "split": self.split,
             "one_way": self.one_way,
+            "shut": self.shut,
             "slow": self.slow,
             "full_disk": self.full_disk,
             "slow_metadata": self.slow_metadata,
@@ -195,6 +196,13 @@ class Faults:
         names = [one.machine.name for one in self._cluster.nodes.values()]
         pairs = [(one, other) for one in names for other in names if one != other]
         await self._cut(self.rng.sample(pairs, self.rng.randint(1, 2)))
+
+    async def shut(self) -> None:
+        """Nobody can connect to a node any more, and it reaches everybody itself."""
+        name = self._node().machine.name
+        self._network.shut(name, refuses=self.rng.random() < 0.5)
+        await self._last(8.0)
+        self._network.open_again(name)
 
     async def _cut(self, pairs: list[tuple[str, str]]) -> None:
         for pair in pairs:

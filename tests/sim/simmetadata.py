@@ -13,6 +13,7 @@ What Raft promises is modelled, not Raft: that has its own tests (test_consensus
     propose     a node that does not reach the leader gets NoLeader; one whose answer is lost gets
                 OutcomeUnknown, whether or not the command was applied; a command id applies once
     controller  an old leader believes in itself until it has not heard from a majority for a while
+    abdicate    the leader falls, and is not elected again for a while unless nobody else can be
     restart     a node begins with the state of some earlier index and catches up
 """
 
@@ -37,6 +38,7 @@ TICK_S = 0.05
 ELECTION_S = (0.15, 0.6)
 FALLBACK_S = (0.3, 0.8)
 RETRY_S = 0.05
+ABDICATE_S = 5.0
 
 
 @dataclass(slots=True)
@@ -83,6 +85,7 @@ class SimConsensus:
         self.seats = {node_id: _Seat(machine) for node_id, machine in voters.items()}
         self._index_of: dict[bytes, int] = {}
         self._election_at: float | None = None
+        self._stands_at: dict[int, float] = {}
         self._tick()
 
     @property
@@ -127,12 +130,23 @@ class SimConsensus:
         self.loop.call_later(TICK_S, self._tick, context=self.loop.neutral)
 
     def _elect(self) -> None:
-        able = [node_id for node_id in self.seats if self.viable(node_id)]
+        now = self.loop.time()
+        able = [
+            node_id
+            for node_id in self.seats
+            if self.viable(node_id) and self._stands_at.get(node_id, 0.0) <= now
+        ]
         if able:
             self.leader = self.rng.choice(able)
             self.term += 1
             self._election_at = None
             self.loop.trace(f"raft leader {self.leader} term {self.term}")
+
+    def abdicate(self, node_id: int) -> None:
+        if self.leader == node_id:
+            self.leader = None
+            self._stands_at[node_id] = self.loop.time() + ABDICATE_S
+            self.loop.trace(f"raft {node_id} abdicates")
 
     # Commands.
 
@@ -291,6 +305,10 @@ class SimMetadata:
         if entry.error is not None:
             raise ErrorReply.from_error(entry.error).to_error()
         return entry.result
+
+    def abdicate(self) -> None:
+        self._consensus.abdicate(self.node_id)
+        self._believe(None, self.term)
 
     async def watch(self, index: int | None, wait_s: float) -> Watched:
         if index is None or index > self.index:

@@ -5,6 +5,8 @@ direction only. Ports are unique in the whole network, whatever host name is use
 
     link cut            what is on its way is held back, not lost, and arrives after the cut, as TCP
                         sends it again; a connection cannot be made until both directions work
+    machine shut        whoever connects to it is refused, or gets no answer, and what others had
+                        opened is reset; what it opens itself works
     process killed      its kernel lives: what was written still arrives, then the end of the stream
                         (or a reset, when it had not read everything); new connections are refused
     process paused      connections are made and bytes arrive, and nobody answers
@@ -95,6 +97,7 @@ class SimTransport(asyncio.Transport):
         self.peer: SimTransport
         self._protocol: Any = None
         self._buffered = False
+        self.accepted = False  # the other end opened the connection
         self.gone = False  # nobody is behind this end any more
         self._closing = False
         self._eof_sent = False
@@ -335,6 +338,8 @@ class SimNetwork:
         self.listeners: dict[int, SimServer] = {}
         self.cuts: dict[tuple[str, str], None] = {}
         self.slow: dict[tuple[str, str], float] = {}
+        self.shut_machines: dict[str, bool] = {}
+        """Whether each refuses; otherwise it gives no answer."""
         self._outside = Machine("outside")
         self._owners: dict[int, Machine] = {}
         self._port = 20_000
@@ -355,8 +360,20 @@ class SimNetwork:
         if self.cuts.pop((source, target), 0) is None:
             self.wake()
 
+    def shut(self, machine: str, refuses: bool) -> None:
+        """Nobody else can connect to it any more; what it opens itself is not touched."""
+        self.shut_machines[machine] = refuses
+        for side in self._sides:
+            if side.accepted and side.machine.name == machine != side.peer.machine.name:
+                side.abort()
+
+    def open_again(self, machine: str) -> None:
+        if self.shut_machines.pop(machine, None) is not None:
+            self.wake()
+
     def heal_all(self) -> None:
         self.cuts.clear()
+        self.shut_machines.clear()
         self.slow.clear()
         self.wake()
 
@@ -425,9 +442,14 @@ class SimNetwork:
         def knock() -> None:
             if future.done() or (process is not None and process.dead):
                 return
-            if target is None:
+            shut = None
+            if target is not None and target is not source:
+                shut = self.shut_machines.get(target.name)
+            if target is None or shut is True:
                 future.set_exception(_refused(address))
-            elif not (self.reaches(source, target) and self.reaches(target, source)):
+            elif shut is False or not (
+                self.reaches(source, target) and self.reaches(target, source)
+            ):
                 self._parked.append(knock)
             else:
                 self._accept(process, address, name, future)
@@ -459,6 +481,7 @@ class SimNetwork:
         near = SimTransport(self, process, (name, address))
         far = SimTransport(self, listener.process, (address, name))
         near.peer, far.peer = far, near
+        far.accepted = True
         self._sides = [side for side in self._sides if not side.is_over]
         self._sides += [near, far]
         self.loop.trace(f"{name[0]}>{there} open")

@@ -5,6 +5,7 @@ everything heals and all of it has to work again. `RAFTQ_SIM_SEED=17` runs one s
 `RAFTQ_SIM_SEEDS=1000` that many; `RAFTQ_SIM_STORY=1` prints what happened.
 """
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -98,6 +99,44 @@ def test_a_cluster_survives_its_faults(group: list[int]) -> None:
     for seed in group:
         with replayable("test_a_cluster_survives_its_faults", seed):
             simulate(seed)
+
+
+async def nobody_gets_to_the_controller(cluster: SimCluster, refuses: bool) -> None:
+    """
+    1. Nobody can connect to the controller any more, though its Raft has a majority.
+    2. It takes itself for the one at fault: another one controls, no other node is ever fenced,
+       and what it led is led by others.
+    3. When it can be reached again, everything is whole.
+    """
+    for node in cluster.nodes.values():
+        node.start()
+    await cluster.until("all nodes serve", cluster.is_whole, 30)
+    await create_topics(cluster)
+    await cluster.until("the topics are there", cluster.is_whole, 30)
+    consensus, began = cluster.consensus, cluster.loop.time()
+    shut = consensus.leader
+    assert shut is not None
+    cluster.network.shut(cluster.nodes[shut].machine.name, refuses)
+    replaced_s = 0.0
+    while cluster.loop.time() < began + 12.0:
+        await asyncio.sleep(0.05)
+        alive = [one for one, node in consensus.state.nodes.items() if node.alive]
+        assert set(alive) | {shut} == set(cluster.nodes), f"fenced at {cluster.loop.time()}"
+        if any(one.leader == shut for _, _, one in consensus.state.all_partitions()):
+            replaced_s = cluster.loop.time() - began
+    assert consensus.leader != shut
+    assert replaced_s < 4.5
+    cluster.network.heal_all()
+    await cluster.until("every partition is whole", cluster.is_whole, HEAL_S)
+
+
+@pytest.mark.parametrize("refuses", [True, False], ids=["refuses", "is silent"])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_controller_that_nobody_can_connect_to_gives_way(seed: int, refuses: bool) -> None:
+    cluster = SimCluster(make_plan(seed))
+    invariants = Invariants(cluster)
+    cluster.run(nobody_gets_to_the_controller(cluster, refuses), invariants.after_turn)
+    assert not cluster.bugs, cluster.bugs
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -26,6 +26,7 @@ def disturb(sim: Sim) -> None:
             "start",
             "all",
             "pause",
+            "abdicate",
         ]
     )
     one, other = rng.sample(sim.ids, 2)
@@ -48,6 +49,8 @@ def disturb(sim: Sim) -> None:
         sim.crash(one, power=kind == "crash")
     elif kind == "crash_at" and one in sim.up:
         sim.disks[one].crash_at = sim.disks[one].operations + rng.randint(1, 60)
+    elif kind == "abdicate" and (leader := sim.leader()) is not None:
+        sim.nodes[leader].abdication_asked = True
     elif kind == "all":
         for node in sim.ids:
             if node in sim.up:

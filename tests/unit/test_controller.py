@@ -20,10 +20,11 @@ from raftq.cluster.commands import (
     Resign,
     SetDraining,
 )
-from raftq.cluster.controller import (
+from raftq.cluster.controller import Controller
+from raftq.cluster.controller_events import (
+    Abdicate,
     Changed,
     ConnectionEnded,
-    Controller,
     ControllerConfig,
     Demoted,
     Effect,
@@ -66,8 +67,8 @@ class Script:
         self.asked += [one.command for one in effects if isinstance(one, ProposeCommand)]
         return effects
 
-    def promote(self, *connected: int) -> list[Effect]:
-        return self.step(Promoted(self.state, connected))
+    def promote(self, *connected: int, rivals: tuple[int, ...] = ()) -> list[Effect]:
+        return self.step(Promoted(self.state, connected, rivals))
 
     def grant(self, error: RaftqError | None = None) -> list[Effect]:
         """Decide the oldest proposal, or refuse it."""
@@ -117,6 +118,19 @@ class Script:
                 self.decide(
                     ChangeIsr(topic.topic_id, number, one.leader, one.epoch, one.version, pairs)
                 )
+
+
+class Answered(Script):
+    """The same, where probes are answered at once, by the nodes that are `answering`."""
+
+    answering: tuple[int, ...] = (1, 2, 3)
+
+    def step(self, event: Event) -> list[Effect]:
+        effects = super().step(event)
+        for one in only(effects, ProbeNode):
+            answer = one.incarnation if one.node_id in self.answering else None
+            effects += super().step(ProbeEnded(one.node_id, answer, False, one.incarnation))
+        return effects
 
 
 def only(effects: list[Any], kind: type[Any]) -> list[Any]:
@@ -351,8 +365,79 @@ def test_a_node_that_answers_a_new_controller_has_a_whole_lease_to_beat() -> Non
     assert script.asked == [FenceNode(2, 1)]
 
 
+class Deaf(Answered):
+    """Node 1 is in control; what it probes answers, though nothing else comes from there."""
+
+    def __init__(self, nodes: int = 3, answering: tuple[int, ...] = (2, 3)) -> None:
+        super().__init__(nodes)
+        self.answering = answering
+        self.promote(*range(1, nodes + 1), rivals=tuple(range(2, nodes + 1)))
+
+
+def test_a_controller_whom_nobody_reaches_abdicates_and_fences_nobody() -> None:
+    script = Deaf()
+    script.beating = {1, 2, 3}
+    script.wait(2)
+    script.beating = {1}
+    for node_id in (2, 3):  # refused by whatever stands before this node, and well
+        script.step(ConnectionEnded(node_id))
+    found = script.wait(6)
+    abdications = [(at, one) for at, one in found if isinstance(one, Abdicate)]
+    assert abdications[0][0] <= 1.6
+    assert abdications[0][1].reason == "nodes [2] answer and do not get here"
+    assert len(abdications) == 2, "again after a lease, if it has not come about"
+    assert script.asked == []
+    script.step(Demoted())
+    assert script.core.next_deadline() is None
+
+
+def test_a_controller_that_is_heard_by_as_many_as_not_stays() -> None:
+    script = Deaf()
+    script.beating = {1, 2}
+    script.live(6)
+    assert not script.state.is_alive(3)
+    assert script.state.is_alive(2)
+
+
+def test_a_controller_abdicates_for_nobody_who_does_not_answer() -> None:
+    """Who neither beats nor answers may be dead, and is fenced when its lease ends."""
+    script = Deaf(answering=())
+    script.beating = {1}
+    script.live(6)
+    assert [one for one in (2, 3) if script.state.is_alive(one)] == []
+
+
+def test_a_controller_without_rivals_fences_whom_it_does_not_hear() -> None:
+    """Node 2 is no voter: nobody could take over."""
+    script = Deaf(2)
+    script.promote(1, 2)
+    script.beating = {1}
+    assert only([one for _, one in script.wait(4)], Abdicate) == []
+    assert script.asked == [FenceNode(2, 1)]
+
+
+def test_a_rival_that_beats_again_is_not_held_against_the_controller() -> None:
+    script = Deaf(answering=())
+    script.beating = {1}
+    script.wait(1.6)
+    script.beat(2, 3)
+    script.answering = (2, 3)
+    script.beating = {1, 2, 3}
+    assert only([one for _, one in script.wait(5)], Abdicate) == []
+    assert script.asked == []
+
+
+def test_a_pause_of_the_controller_is_no_silence_of_others() -> None:
+    script = Deaf()
+    script.beating = {1, 2, 3}
+    script.wait(2)
+    script.now += 10
+    assert only(script.step(Tick()), Abdicate) == []
+    assert only([one for _, one in script.wait(3)], Abdicate) == []
+
+
 def test_a_leader_that_resigned_gets_nothing_back_for_a_while() -> None:
-    script = Script(balance_ms=2000, resigned_ms=30_000)
+    script = Answered(balance_ms=2000, resigned_ms=30_000)
     script.decide(CreateTopic("t", 6, 3))
     script.promote(1, 2, 3)
     script.beating = {1, 2, 3}
@@ -365,8 +450,9 @@ def test_a_leader_that_resigned_gets_nothing_back_for_a_while() -> None:
 
 def test_leadership_goes_back_to_preferred_leaders_that_have_settled() -> None:
     """1. Node 1 dies and comes back. 2. It leads nothing until a round of balance that is at least
-    the settle time after its return. 3. Then all of its partitions are asked for at once."""
-    script = Script(balance_ms=2000)
+    the settle time after its return. 3. Then it is probed, and when it answers, all of its
+    partitions are asked for at once."""
+    script = Answered(balance_ms=2000)
     script.decide(CreateTopic("t", 6, 3))
     script.promote(1, 2, 3)
     script.beating = {1, 2, 3}
@@ -375,17 +461,36 @@ def test_leadership_goes_back_to_preferred_leaders_that_have_settled() -> None:
     assert script.wait(4.9) == []
     found = script.wait(4.5)
     assert [one for _, one in found] == [
+        ProbeNode(1, 2),
         ProposeCommand(
             ElectPreferred(((1, 0), (1, 3))), "2 partitions go back to their preferred leaders"
-        )
+        ),
     ]
     script.grant()
     assert script.state.leading(1) == 2
     assert script.wait(20) == []
 
 
+def test_a_node_that_beats_and_cannot_be_reached_gets_no_leadership_and_others_do() -> None:
+    """1. Nodes 1 and 2 come back, and nobody can connect to node 1. 2. Node 2 gets its partitions,
+    though those of node 1 would fill a round. 3. Node 1 gets its own when it answers."""
+    script = Answered(balance_ms=2000, balance_settle_ms=1, balance_max=4)
+    script.decide(CreateTopic("t", 12, 3))
+    for command in (FenceNode(1, 1), FenceNode(2, 1), register(1), register(2)):
+        script.decide(command)
+    script.promote(1, 2, 3)
+    script.answering = (2, 3)
+    script.beating = {1, 2, 3}
+    script.live(12)
+    assert (script.state.leading(1), script.state.leading(2)) == (0, 4)
+    assert script.state.is_alive(1)
+    script.answering = (1, 2, 3)
+    script.live(12)
+    assert (script.state.leading(1), script.state.leading(2)) == (4, 4)
+
+
 def test_a_round_of_balance_is_bounded_and_rounds_go_on() -> None:
-    script = Script(balance_max=5, balance_settle_ms=1)
+    script = Answered(balance_max=5, balance_settle_ms=1)
     script.decide(CreateTopic("t", 36, 3))
     script.decide(FenceNode(1, 1))
     script.decide(register(1))
@@ -398,7 +503,7 @@ def test_a_round_of_balance_is_bounded_and_rounds_go_on() -> None:
 
 
 def test_a_draining_or_suspected_node_gets_no_leadership() -> None:
-    script = Script(balance_settle_ms=1)
+    script = Answered(balance_settle_ms=1)
     script.decide(CreateTopic("t", 6, 3))
     script.decide(SetDraining(1, True))
     script.promote(1, 2, 3)

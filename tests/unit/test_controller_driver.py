@@ -15,8 +15,8 @@ from raftq.client.connection import ConnectionOptions
 from raftq.client.wire.errors import AccessDenied, ConnectFailed, NoLeader, RaftqError
 from raftq.client.wire.messages import Hello
 from raftq.cluster.commands import Command, CreateTopic, FenceNode, RegisterNode
-from raftq.cluster.controller import ControllerConfig
 from raftq.cluster.controller_driver import ControllerDriver, is_refusal, probe
+from raftq.cluster.controller_events import ControllerConfig
 from raftq.node.server.tcp import TcpServer
 
 PATIENT = ControllerConfig(lease_ms=60_000)
@@ -145,6 +145,20 @@ def test_a_node_that_is_not_heard_is_fenced_when_its_lease_ends_and_the_others_a
         world.timer.cancel()  # type: ignore[attr-defined]
         assert loop.time() - began > 0.2
         assert world.alive() == [1, 2]
+
+    run(body, short)
+
+
+def test_a_controller_to_whom_no_beat_gets_leaves_it_to_another() -> None:
+    short = replace(PATIENT, lease_ms=400, probe_ms=50)
+
+    async def body(world: World) -> None:
+        world.log.lead(1)
+        for node_id in (1, 2, 3):
+            world.driver.heartbeat(node_id, 1)
+        await world.until(lambda: world.metadata.controller != 1)
+        assert not world.driver.in_control
+        assert world.alive() == [1, 2, 3]
 
     run(body, short)
 

@@ -13,8 +13,8 @@ from raftq.client.wire.node_messages import Heartbeat, HeartbeatReply, Propose, 
 from raftq.client.wire.proof import check_proof, cluster_proof
 from raftq.cluster.commands import CreateTopic, RegisterNode
 from raftq.cluster.consensus_config import ConsensusConfig, RaftTimes
-from raftq.cluster.controller import ControllerConfig
 from raftq.cluster.controller_driver import ControllerDriver
+from raftq.cluster.controller_events import ControllerConfig
 from raftq.cluster.membership import Membership
 from raftq.cluster.metadata import dump
 from raftq.cluster.metadata_handlers import MetadataHandlers
