@@ -12,9 +12,9 @@ from random import Random
 
 from raftq.chaos.faults.disk import BadDisk, PowerCut
 from raftq.chaos.faults.files import BitFlip
-from raftq.chaos.faults.network import Bridge, Isolate, OneWay, Split, Swizzle
+from raftq.chaos.faults.network import Bridge, Isolate, MajoritiesRing, OneWay, Split, Swizzle
 from raftq.chaos.faults.processes import Kill, KillMany, Pause, RollingRestart, Wipe
-from raftq.chaos.faults.streams import Bandwidth, Latency, LimitData, ResetStorm
+from raftq.chaos.faults.streams import Bandwidth, Latency, LimitData, Refuse, ResetStorm
 from raftq.chaos.scenario import Scenario, Step
 from raftq.chaos.scene import Workload
 from raftq.chaos.verdict import Rules
@@ -51,6 +51,8 @@ SINGLE: tuple[Make, ...] = (
     lambda: Bridge("any"),
     lambda: Bandwidth("follower"),
     lambda: ResetStorm("clients"),
+    lambda: Refuse("leader"),
+    lambda: Refuse("controller"),
 )
 """A majority stays whole, and clients are answered."""
 GRAVE: tuple[Make, ...] = (
@@ -58,6 +60,7 @@ GRAVE: tuple[Make, ...] = (
     lambda: PowerCut(None),
     lambda: PowerCut(None, torn=True),
     Swizzle,
+    MajoritiesRing,
     lambda: ResetStorm("everywhere"),
     lambda: LimitData("everywhere"),
     lambda: Latency("everywhere", latency_ms=50, jitter_ms=30),
