@@ -617,13 +617,13 @@ def test_whatever_happens_it_neither_spins_nor_piles_up_proposals(
 ) -> None:
     script = Script(4)
     script.decide(CreateTopic("t", 4, 3))
-    script.promote()
+    script.promote(rivals=(2, 3, 4))
     rng = Random(1)
     for what, pause in happenings:
         script.now += pause
         if what == "promote":
             script.asked.clear()
-            script.promote()
+            script.promote(rivals=(2, 3, 4))
         elif what == "deadline":
             script.now = max(script.now, script.core.next_deadline() or 0.0)
             script.step(Tick())
