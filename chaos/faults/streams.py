@@ -176,25 +176,32 @@ class BlackHole:
 
 @dataclass(slots=True)
 class Refuse:
-    """Connections to a node are reset and refused, from peers and, if `clients`, from clients."""
+    """Connections to a node are reset and refused, from peers and, if `clients`, from clients.
+
+    If `silent` they only get no answer any more, as behind a firewall. What the node itself opens
+    works in both cases."""
 
     who: Who = "leader"
     topic: str = ""
     clients: bool = True
+    silent: bool = False
     needs: ClassVar[frozenset[str]] = LINKS
     _pairs: list[Pair] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:
-        return f"refuse {self.who}"
+        return f"{'ignore' if self.silent else 'refuse'} {self.who}"
 
     def inject(self, world: World) -> str:
         node_id = choose(world, self.who, self.topic)
         self._pairs = [(one, node_id) for one in others(world, node_id)]
         if self.clients:
             self._pairs += from_clients([node_id])
-        world.links.refuse(self._pairs)
-        return f"node {node_id} refuses"
+        if self.silent:
+            world.links.cut(self._pairs)
+        else:
+            world.links.refuse(self._pairs)
+        return f"nobody can connect to node {node_id}"
 
     def heal(self, world: World) -> None:
         world.links.heal(self._pairs)

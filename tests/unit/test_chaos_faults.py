@@ -218,7 +218,7 @@ EVERY: list[Fault] = [
     RollingRestart(hard=True, gap_s=0), Isolate(), Isolate(clients=True), OneWay(),
     OneWay(mute=True), Split(), MajoritiesRing(), Bridge(), Swizzle(gap_s=0), Latency(),
     BridgeBesideCopies(), Bandwidth(), ResetStorm(gap_s=0), Slicer(), LimitData(), BlackHole(),
-    BlackHole(None), Refuse(),
+    BlackHole(None), Refuse(), Refuse(silent=True),
     PowerCut(), PowerCut(None), PowerCut(torn=True), BadDisk("full"), BadDisk("failing writes"),
     BadDisk("failing syncs"), BadDisk("slow syncs"), ClockBump(), ClockBump(None),
     ClockStrobe(gap_s=0), BitFlip(), BitFlip("metadata"), BitFlip(live=True), Truncate(),
@@ -287,6 +287,14 @@ def test_a_deaf_node_is_heard_and_a_mute_one_hears(world: NotedWorld) -> None:
     OneWay(3, mute=True).inject(world)
     assert world.noted.now[3, 1] == ["timeout up"]
     assert world.noted.now[1, 3] == ["timeout down"]
+
+
+@pytest.mark.parametrize(("silent", "what"), [(False, "refuse"), (True, "cut")])
+def test_a_node_that_nobody_connects_to_reaches_all_itself(
+    world: NotedWorld, silent: bool, what: str
+) -> None:
+    Refuse(3, silent=silent).inject(world)
+    assert world.noted.now == {(one, 3): [what] for one in (1, 2, 4, 5, 0)}
 
 
 @pytest.mark.parametrize("nodes", [4, 5, 6, 7, 9])
