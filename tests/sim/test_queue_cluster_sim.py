@@ -87,7 +87,7 @@ def simulate(seed: int) -> SimCluster:
 
 def chunks() -> list[list[int]]:
     """Seeds in small groups: each is one test, so that they spread over the processors."""
-    wanted = list(seeds(60))
+    wanted = list(seeds(40))
     return [wanted[at : at + SEEDS_PER_TEST] for at in range(0, len(wanted), SEEDS_PER_TEST)]
 
 

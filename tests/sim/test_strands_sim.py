@@ -88,7 +88,7 @@ def simulate(seed: int) -> tuple[SimCluster, Strands]:
 
 
 def chunks() -> list[list[int]]:
-    wanted = list(seeds(60))
+    wanted = list(seeds(40))
     return [wanted[at : at + SEEDS_PER_TEST] for at in range(0, len(wanted), SEEDS_PER_TEST)]
 
 
