@@ -117,7 +117,7 @@ class Controller:
         self._rivals: frozenset[int] = frozenset()
         self._watches: dict[int, _Watch] = {}
         self._down_since: dict[int, float] = {}
-        self._open: dict[_Key, float] = {}  # proposals in flight, and when to forget them
+        self._open: dict[_Key, float] = {}  # what was asked for, and when to forget it
         self._held: dict[_Key, float] = {}  # what may not be proposed before
         self._refusals: dict[_Key, int] = {}
         self._balance_at = 0.0

@@ -13,7 +13,7 @@ What Raft promises is modelled, not Raft: that has its own tests (test_consensus
     propose     a node that does not reach the leader gets NoLeader; one whose answer is lost gets
                 OutcomeUnknown, whether or not the command was applied; a command id applies once
     controller  an old leader believes in itself until it has not heard from a majority for a while
-    abdicate    the leader falls, and is not elected again for a while unless nobody else can be
+    abdicate    the leader falls, and is not elected again for a while
     restart     a node begins with the state of some earlier index and catches up
 """
 

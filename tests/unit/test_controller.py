@@ -1,140 +1,33 @@
-"""The controller's decisions, as scripts: what happens when, and what it asks for then."""
+"""Whom the controller takes for alive, and when it gives way to another, as scripts."""
 
 from random import Random
 from typing import Any
 
 import pytest
+from controller_script import Answered, Script, only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from metadatamodel import register
 
-from raftq.client.wire.errors import ConfigError, InvalidArgument, NoLeader, RaftqError
+from raftq.client.wire.errors import ConfigError, NoLeader
 from raftq.cluster.commands import (
-    ChangeIsr,
-    Command,
     CreateTopic,
     ElectPreferred,
     FenceNode,
     MoveReplicas,
-    RemoveNode,
-    Resign,
     SetDraining,
 )
-from raftq.cluster.controller import Controller
 from raftq.cluster.controller_events import (
     Abdicate,
-    Changed,
     ConnectionEnded,
     ControllerConfig,
     Demoted,
-    Effect,
-    Event,
     HeartbeatCame,
     ProbeEnded,
     ProbeNode,
-    Promoted,
-    ProposalEnded,
     ProposeCommand,
     Tick,
 )
-from raftq.cluster.metadata import apply
-from raftq.cluster.state import ClusterState
-
-
-class Script:
-    """A controller, its state and its clock. Proposals wait in `asked` until they are decided."""
-
-    def __init__(self, nodes: int = 3, seed: int = 1, **config: int) -> None:
-        self.state = ClusterState("c")
-        self.index = 0
-        self.now = 100.0
-        self.core = Controller(ControllerConfig(**config), Random(seed))
-        self.asked: list[Command] = []
-        self.beating: set[int] = set()
-        for node_id in range(1, nodes + 1):
-            self.decide(register(node_id))
-
-    def decide(self, command: Command) -> list[Effect]:
-        """A command takes its place in the log, from wherever it came."""
-        self.index += 1
-        _, changes = apply(self.state, command, self.index)
-        return self.step(Changed(changes, self.state))
-
-    def step(self, event: Event) -> list[Effect]:
-        effects = self.core.step(event, self.now)
-        deadline = self.core.next_deadline()
-        assert deadline is None or deadline > self.now, self.core.describe()
-        self.asked += [one.command for one in effects if isinstance(one, ProposeCommand)]
-        return effects
-
-    def promote(self, *connected: int, rivals: tuple[int, ...] = ()) -> list[Effect]:
-        return self.step(Promoted(self.state, connected, rivals))
-
-    def grant(self, error: RaftqError | None = None) -> list[Effect]:
-        """Decide the oldest proposal, or refuse it."""
-        command = self.asked.pop(0)
-        effects = [] if error is not None else self.decide(command)
-        return effects + self.step(ProposalEnded(command, error))
-
-    def beat(self, *nodes: int) -> list[Effect]:
-        effects = []
-        for node_id in nodes:
-            node = self.state.nodes[node_id]
-            effects += self.step(HeartbeatCame(node_id, node.incarnation))
-        return effects
-
-    def wait(self, seconds: float) -> list[tuple[float, Effect]]:
-        """Let time pass as the shell does: a Tick at every deadline, beats twice a second."""
-        found: list[tuple[float, Effect]] = []
-        end, begin, beats = self.now + seconds, self.now, 0
-        for _ in range(100_000):
-            deadline = self.core.next_deadline() or end
-            beat_at = begin + beats / 2
-            self.now = min(deadline, beat_at, end)
-            if self.now >= end:
-                return found
-            if self.now == beat_at:
-                beats += 1
-                effects = self.beat(*sorted(self.beating))
-            else:
-                effects = self.step(Tick())
-            found += [(round(self.now - begin, 3), one) for one in effects]
-        raise AssertionError(f"it spins: {self.core.describe()}")
-
-    def live(self, seconds: float) -> None:
-        """Let time pass, and decide whatever is asked for at once."""
-        for _ in range(int(seconds * 10)):
-            self.wait(0.1)
-            while self.asked:
-                self.grant()
-
-    def catch_up(self) -> None:
-        """Every leader takes in what its move waits for, where it is alive."""
-        for topic, number, one in list(self.state.all_partitions()):
-            adding = [node for node in one.adding if self.state.nodes[node].alive]
-            if one.leader is not None and adding:
-                members = (*one.isr, *adding)
-                pairs = tuple((node, self.state.nodes[node].incarnation) for node in members)
-                self.decide(
-                    ChangeIsr(topic.topic_id, number, one.leader, one.epoch, one.version, pairs)
-                )
-
-
-class Answered(Script):
-    """The same, where probes are answered at once, by the nodes that are `answering`."""
-
-    answering: tuple[int, ...] = (1, 2, 3)
-
-    def step(self, event: Event) -> list[Effect]:
-        effects = super().step(event)
-        for one in only(effects, ProbeNode):
-            answer = one.incarnation if one.node_id in self.answering else None
-            effects += super().step(ProbeEnded(one.node_id, answer, False, one.incarnation))
-        return effects
-
-
-def only(effects: list[Any], kind: type[Any]) -> list[Any]:
-    return [one for one in effects if isinstance(one, kind)]
 
 
 def test_a_node_that_is_not_in_control_does_nothing() -> None:
@@ -434,157 +327,6 @@ def test_a_pause_of_the_controller_is_no_silence_of_others() -> None:
     script.now += 10
     assert only(script.step(Tick()), Abdicate) == []
     assert only([one for _, one in script.wait(3)], Abdicate) == []
-
-
-def test_a_leader_that_resigned_gets_nothing_back_for_a_while() -> None:
-    script = Answered(balance_ms=2000, resigned_ms=30_000)
-    script.decide(CreateTopic("t", 6, 3))
-    script.promote(1, 2, 3)
-    script.beating = {1, 2, 3}
-    script.decide(Resign(1, 0, 1, 1))
-    assert script.state.topics["t"].partitions[0].leader != 1
-    assert only([one for _, one in script.wait(29)], ProposeCommand) == []
-    script.wait(4)
-    assert script.asked == [ElectPreferred(((1, 0),))]
-
-
-def test_leadership_goes_back_to_preferred_leaders_that_have_settled() -> None:
-    """1. Node 1 dies and comes back. 2. It leads nothing until a round of balance that is at least
-    the settle time after its return. 3. Then it is probed, and when it answers, all of its
-    partitions are asked for at once."""
-    script = Answered(balance_ms=2000)
-    script.decide(CreateTopic("t", 6, 3))
-    script.promote(1, 2, 3)
-    script.beating = {1, 2, 3}
-    script.decide(FenceNode(1, 1))
-    script.decide(register(1, 2))
-    assert script.wait(4.9) == []
-    found = script.wait(4.5)
-    assert [one for _, one in found] == [
-        ProbeNode(1, 2),
-        ProposeCommand(
-            ElectPreferred(((1, 0), (1, 3))), "2 partitions go back to their preferred leaders"
-        ),
-    ]
-    script.grant()
-    assert script.state.leading(1) == 2
-    assert script.wait(20) == []
-
-
-def test_a_node_that_beats_and_cannot_be_reached_gets_no_leadership_and_others_do() -> None:
-    """1. Nodes 1 and 2 come back, and nobody can connect to node 1. 2. Node 2 gets its partitions,
-    though those of node 1 would fill a round. 3. Node 1 gets its own when it answers."""
-    script = Answered(balance_ms=2000, balance_settle_ms=1, balance_max=4)
-    script.decide(CreateTopic("t", 12, 3))
-    for command in (FenceNode(1, 1), FenceNode(2, 1), register(1), register(2)):
-        script.decide(command)
-    script.promote(1, 2, 3)
-    script.answering = (2, 3)
-    script.beating = {1, 2, 3}
-    script.live(12)
-    assert (script.state.leading(1), script.state.leading(2)) == (0, 4)
-    assert script.state.is_alive(1)
-    script.answering = (1, 2, 3)
-    script.live(12)
-    assert (script.state.leading(1), script.state.leading(2)) == (4, 4)
-
-
-def test_a_round_of_balance_is_bounded_and_rounds_go_on() -> None:
-    script = Answered(balance_max=5, balance_settle_ms=1)
-    script.decide(CreateTopic("t", 36, 3))
-    script.decide(FenceNode(1, 1))
-    script.decide(register(1))
-    script.promote(1, 2, 3)
-    script.beating = {1, 2, 3}
-    script.live(11.5)
-    assert script.state.leading(1) == 5
-    script.live(24)
-    assert script.state.leading(1) == 12
-
-
-def test_a_draining_or_suspected_node_gets_no_leadership() -> None:
-    script = Answered(balance_settle_ms=1)
-    script.decide(CreateTopic("t", 6, 3))
-    script.decide(SetDraining(1, True))
-    script.promote(1, 2, 3)
-    script.beating = {1, 2, 3}
-    script.live(30)
-    assert script.state.leading(1) == 0
-    script.decide(SetDraining(1, False))
-    script.live(30)
-    assert script.state.leading(1) == 2
-
-
-def test_a_decommissioned_node_is_emptied_a_few_partitions_at_a_time() -> None:
-    script = Script(4, moves_max=2)
-    script.decide(CreateTopic("t", 12, 3))
-    script.promote(1, 2, 3, 4)
-    script.beating = {1, 2, 3, 4}
-    script.decide(SetDraining(2, True, decommissioning=True))
-    held = script.state.replica_count(2)
-    assert held >= 8
-    rounds = 0
-    while script.state.replica_count(2):
-        script.live(1)
-        assert script.state.summary().moves <= 2
-        script.catch_up()
-        rounds += 1
-    assert held // 2 <= rounds <= held
-    script.live(20)
-    assert script.asked == []
-    for _, _, one in script.state.all_partitions():
-        assert sorted(one.replicas) == [1, 3, 4]
-        assert one.target is None
-    script.decide(FenceNode(2, 1))
-    script.decide(RemoveNode(2))
-    assert sorted(script.state.nodes) == [1, 3, 4]
-
-
-def test_moves_that_have_nowhere_to_go_are_not_asked_for() -> None:
-    script = Script(3)
-    script.decide(CreateTopic("t", 3, 3))
-    script.promote(1, 2, 3)
-    script.beating = {1, 2, 3}
-    script.decide(SetDraining(2, True, decommissioning=True, force=True))
-    assert script.wait(60) == []
-    script.decide(register(4))
-    assert len(only(script.asked, MoveReplicas)) == 1
-
-
-def test_a_refused_move_is_not_repeated_at_every_change() -> None:
-    script = Script(4, balance_ms=10_000)
-    script.decide(CreateTopic("t", 2, 3))
-    script.promote(1, 2, 3, 4)
-    script.beating = {1, 2, 3, 4}
-    script.decide(SetDraining(2, True, decommissioning=True))
-    (move,) = script.asked
-    script.grant(InvalidArgument("no"))
-    for number in range(50):
-        script.decide(CreateTopic(f"u{number}", 1, 1))
-    assert script.asked == []
-    script.wait(1.1)
-    assert script.asked == [move]
-
-
-def test_a_move_to_a_node_that_is_lost_is_planned_anew() -> None:
-    """1. A replica is to move from 1 to the only node left. 2. That node dies. 3. Another one
-    joins, but only after the patience is used up the move goes there."""
-    script = Script(3)
-    script.decide(CreateTopic("t", 1, 2))
-    one = script.state.topics["t"].partitions[0]
-    script.promote(1, 2, 3)
-    script.decide(SetDraining(one.replicas[0], True, decommissioning=True))
-    script.grant()
-    (adding,) = script.state.topics["t"].partitions[0].adding
-    script.decide(FenceNode(adding, 1))
-    script.decide(register(4))
-    script.beating = {1, 2, 3, 4} - {adding}
-    script.live(29)
-    assert script.state.topics["t"].partitions[0].adding == (adding,)
-    script.live(2)
-    assert script.state.topics["t"].partitions[0].adding == (4,)
-    script.catch_up()
-    assert script.state.replica_count(one.replicas[0]) == 0
 
 
 def test_settings_that_make_no_sense_are_all_named() -> None:
