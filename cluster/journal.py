@@ -16,10 +16,12 @@ it is the tail of an interrupted write and is cut; a bad group followed by a val
 node must not run on it. The file is only appended to; compaction writes a new one and renames it.
 
 Invariants: `entries[0]` is the base, an entry that a snapshot covers; indexes are dense; nothing is
-durable before `flush` returned; after a failed sync every later flush fails too.
+durable before `flush` returned; after a failed sync every later flush fails too. A full disk
+refuses a change as a whole: it stays pending, and nothing of it is in the file.
 """
 
 import struct
+from contextlib import suppress
 from posixpath import join
 from typing import Any, overload
 
@@ -99,11 +101,15 @@ class Journal:
         disk.make_directory(directory)
         if disk.exists(journal._path + ".tmp"):
             disk.remove(journal._path + ".tmp")
-        if disk.exists(journal._path):
-            journal._load()
-        else:
-            journal.created = True
-            journal._rewrite()
+        try:
+            if disk.exists(journal._path):
+                journal._load()
+            else:
+                journal.created = True
+                journal._rewrite()
+        except StorageError:
+            journal.close()
+            raise
         return journal
 
     # What Raft reads.
@@ -119,6 +125,11 @@ class Journal:
     @property
     def last_term(self) -> int:
         return self.entries[-1][2]
+
+    @property
+    def blank(self) -> bool:
+        """Whether nothing was ever promised or taken from anyone."""
+        return not self.may_vote and self.term == 0 and self.last_index == FIRST_INDEX
 
     def term_at(self, index: int) -> int | None:
         position = index - self.entries[0][1]
@@ -185,15 +196,28 @@ class Journal:
         body = b"".join([*self._pending, _ONE.pack(b"C", self.commit_index)])
         try:
             file.append([_group(file.size, body)])
-            file.sync()
-            file.write_at(_HEADER.size, _mark(file.size))
         except DiskFull:
-            raise
+            raise  # with nothing of it in the file
         except StorageError as error:
-            self._failed = f"the journal failed before and must be reopened: {error}"
-            raise
+            raise self._broken(error) from error
+        try:
+            file.sync()
+        except StorageError as error:
+            raise self._broken(error) from error
+        # It is there, and must not be written again, whatever becomes of the mark.
         self._pending.clear()
         self.durable_index = self.last_index
+        try:
+            file.write_at(_HEADER.size, _mark(file.size))
+        except DiskFull:
+            return  # a mark may be too low
+        except StorageError as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: StorageError) -> StorageFailed:
+        """What is in the file is not known any more: only opening it again can tell."""
+        self._failed = f"the journal failed before and must be reopened: {error}"
+        return StorageFailed(str(error))
 
     def compact(self, base_index: int) -> None:
         """Forget the entries below `base_index`; a snapshot at or above it is on disk already."""
@@ -237,22 +261,33 @@ class Journal:
             file.truncate(0)
             self._write_all(file)
         except StorageError:
-            file.close()
-            self._disk.remove(temporary)
+            self._discard(file, temporary)
             raise
-        self._disk.rename(temporary, self._path)
+        try:
+            self._disk.rename(temporary, self._path)
+        except DiskFull:
+            self._discard(file, temporary)
+            raise
+        except StorageError as error:
+            file.close()
+            raise self._broken(error) from error
         try:
             self._disk.sync_directory(self._directory)
         except StorageError as error:
             # Which of the two files a crash would leave is not known any more.
-            self._failed = f"the journal failed before and must be reopened: {error}"
             file.close()
-            raise
+            raise self._broken(error) from error
         if self._file is not None:
             self._file.close()
         self._file = file
         self._pending.clear()
         self.durable_index = self.last_index
+
+    def _discard(self, file: File, temporary: str) -> None:
+        """Give a full disk its bytes back. Where that fails, the next try overwrites them."""
+        file.close()
+        with suppress(StorageError):
+            self._disk.remove(temporary)
 
     def _write_all(self, file: File) -> None:
         _, base_index, base_term = self.entries[0]
@@ -293,9 +328,18 @@ class Journal:
             raise CorruptFile(f"{self._path}: the first group is not there")
         if position < synced and not self.cut_bytes:
             raise CorruptFile(f"{self._path}: ends at byte {position}, {synced} were synced")
+        self._make_durable(file, max(synced, _HEADER_BYTES))
         self.commit_index = max(self.base_index, min(self.commit_index, self.last_index))
         self.durable_index = self.last_index
         self._pending.clear()
+
+    def _make_durable(self, file: File, synced: int) -> None:
+        """A process that was killed may have left its last group, or the name of the file, in the
+        kernel's memory only; and after a failed sync that never writes it, unless told again."""
+        if synced < file.size:
+            file.write_at(synced, file.read(synced, file.size - synced))
+            file.sync()
+        self._disk.sync_directory(self._directory)
 
     def _check_header(self, raw: bytes) -> int:
         if len(raw) < _HEADER_BYTES:

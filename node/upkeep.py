@@ -4,8 +4,16 @@ Every second a little: some partitions are looked at for retention, some bytes o
 are verified. Damage, found so or by a reader, is repaired with the bytes of another replica; until
 that succeeds the damaged range stays unreadable here and everything around it is served.
 
+Another replica may have other records at the same offsets, which nobody acknowledged and which it
+has not cut yet. So a follower takes what it misses from the leader of its epoch, whose log is what
+all others are made equal to; and a leader from the members of its in-sync set, who have all that
+is readable. Either way only what is below the high watermark of who is asked: that is in every
+history to come. What the damaged log still knows of its epochs must agree as well.
+
 Retention is for the data of clients: the other strands, and the cluster's own topics, are cut by
-whoever owns what they mean.
+whoever owns what they mean. Where records may be delayed, what goes was readable for MARKED_S: a
+delayed record that has just fired is known to have by its place in the data alone, until its mark
+is replicated, which takes a moment. Without either the next leader would fire it again.
 """
 
 import logging
@@ -14,8 +22,16 @@ from dataclasses import replace
 from typing import Any
 
 from raftq.client.connection import Connection
+from raftq.client.tasks import pause
 from raftq.client.wire.batch import Buffer
-from raftq.client.wire.errors import CorruptBatch, RaftqError, StorageFailed, UnknownPartition
+from raftq.client.wire.errors import (
+    CorruptBatch,
+    DiskFull,
+    FencedEpoch,
+    RaftqError,
+    StorageFailed,
+    UnknownPartition,
+)
 from raftq.client.wire.node_messages import ReadReplica, ReadReplicaReply
 from raftq.cluster.topic_config import is_internal
 from raftq.node.partition import Partition
@@ -30,12 +46,14 @@ logger = logging.getLogger(__name__)
 TICK_S = 1.0
 RETENTION_S = 30.0
 """Each partition is looked at this often."""
+MARKED_S = 30.0
 EXPIRE_S = 3600.0
 REPAIR_READ_BYTES = 1024 * 1024
 REPAIR_BYTES_MAX = 128 * 1024 * 1024
 FILL_BYTES = 8 * 1024 * 1024
 """What no file holds is fetched in parts of about this size, each of which is written at once."""
-REPAIR_AGAIN_S = 30.0
+REPAIR_AGAIN_S_MIN, REPAIR_AGAIN_S_MAX = 1.0, 30.0
+"""Who could help may not lead yet, or not know yet what is readable: soon again, then seldom."""
 
 
 class Upkeep:
@@ -57,8 +75,9 @@ class Upkeep:
         self._turn = 0
         self._scrubs = 0
         self._expired_at = net.loop.time()
+        self._readable: dict[tuple[int, int], tuple[float, int, int]] = {}
+        """When, up to where a queue was readable by then, and MARKED_S before."""
         self._repairing: dict[Strand, None] = {}
-        self._tried: dict[Strand, float] = {}
         self._stopped = False
         self.repaired = 0
         partitions.on_damage = self._damaged
@@ -82,6 +101,8 @@ class Upkeep:
                 self._scrub(partitions[self._turn])
             if self._net.loop.time() - self._expired_at > EXPIRE_S:
                 self._expired_at = self._net.loop.time()
+                held = {(one.place.topic_id, one.place.number) for one in partitions}
+                self._readable = {one: at for one, at in self._readable.items() if one in held}
                 for partition in partitions:
                     for strand in partition.strands:
                         strand.producers.expire(self._wall_ms())
@@ -99,15 +120,16 @@ class Upkeep:
     def _retain(self, partition: Partition) -> None:
         """Of what every reader may already have seen."""
         config, log = partition.config, partition.log
+        below = partition.replica.high_watermark
+        if partition.is_queue:
+            below = min(below, self._readable_before(partition, below))
         try:
-            freed = log.retain(
-                self._wall_ms(),
-                config.retention_ms,
-                config.retention_bytes,
-                partition.replica.high_watermark,
-            )
+            freed = log.retain(self._wall_ms(), config.retention_ms, config.retention_bytes, below)
         except StorageFailed as error:
             self._partitions.failed(partition, error)
+            return
+        except DiskFull as error:
+            logger.warning("partition=%s retention could not go on: %s", partition.place, error)
             return
         if freed:
             logger.info(
@@ -115,13 +137,27 @@ class Upkeep:
                 partition.place, freed, log.start_offset,
             )  # fmt: skip
 
+    def _readable_before(self, partition: Partition, readable: int) -> int:
+        """Up to where a partition was readable at least MARKED_S ago, as far as that is known."""
+        now = self._net.loop.time()
+        key = partition.place.topic_id, partition.place.number
+        at, newer, older = self._readable.get(key, (now, readable, 0))
+        if now - at >= MARKED_S:
+            at, newer, older = now, readable, newer
+        self._readable[key] = (at, newer, older)
+        return older
+
     def _scrub(self, partition: Partition) -> None:
         """One strand at a time: its turn comes again with the partition's."""
         strand = partition.strands[self._scrubs % len(partition.strands)]
         self._scrubs += 1
         if partition.closed or strand.log.failure is not None:
             return
-        step = strand.log.scrub(int(self._scrub_bytes_s * TICK_S))
+        try:
+            step = strand.log.scrub(int(self._scrub_bytes_s * TICK_S))
+        except StorageFailed as error:
+            logger.error("partition=%s scrub could not go on: %s", strand, error)
+            return
         if step.damaged:
             logger.error("partition=%s damaged=%s", strand, step.damaged)
             self._damaged(strand, None)
@@ -129,28 +165,42 @@ class Upkeep:
     # Repair
 
     def _damaged(self, strand: Strand, error: BaseException | None) -> None:
-        """Some damage is known; look for good bytes, but not all the time."""
-        now = self._net.loop.time()
-        if strand in self._repairing or self._stopped:
-            return
-        if now - self._tried.get(strand, float("-inf")) < REPAIR_AGAIN_S:
-            return
-        self._tried[strand] = now
-        self._repairing[strand] = None
-        self._spawn(self._repair(strand))
+        """Some damage is known: look for good bytes, if nobody does already."""
+        if strand not in self._repairing and not self._stopped:
+            self._repairing[strand] = None
+            self._spawn(self._repair(strand))
 
     async def _repair(self, strand: Strand) -> None:
+        """Try until no damage is left, or nothing can be done about it here any more."""
+        delay = REPAIR_AGAIN_S_MIN
         try:
-            for damage in list(strand.log.damaged):
-                for node in strand.replica.decided.replicas:
-                    if node != self._net.node_id and await self._copy(strand, damage, node):
-                        break
+            while not await self._try(strand):
+                await pause(delay)
+                delay = min(delay * 2, REPAIR_AGAIN_S_MAX)
         finally:
             del self._repairing[strand]
+
+    async def _try(self, strand: Strand) -> bool:
+        """Ask everybody once; whether nothing is left to be tried."""
+        for damage in list(strand.log.damaged):
+            for node in self._who_knows(strand):
+                if await self._copy(strand, damage, node):
+                    break
+        given_up = self._stopped or strand.partition.closed or strand.log.failure is not None
+        return given_up or not strand.log.damaged
+
+    def _who_knows(self, strand: Strand) -> list[int]:
+        """The nodes whose readable records are this replica's, too; nobody while nobody leads."""
+        replica = strand.replica
+        decided = replica.decided
+        if replica.role == "leader":
+            return [node for node in decided.isr if node != self._net.node_id]
+        return [decided.leader] if replica.role == "follower" and decided.leader else []
 
     async def _copy(self, strand: Strand, damage: DamagedRange, node: int) -> bool:
         """Whether the damage is gone, with the help of this node."""
         try:
+            epoch = strand.replica.epoch
             connection = await self._net.connect(node)
             try:
                 start = damage.start
@@ -158,6 +208,8 @@ class Upkeep:
                     good = await self._read(connection, strand, replace(damage, start=start))
                     if strand.partition.closed:
                         return True
+                    if strand.replica.epoch != epoch:
+                        raise FencedEpoch(f"{strand} is no longer in epoch {epoch}")
                     strand.log.repair(start, good)
                     start = end_of_batches(good)
             finally:
@@ -185,7 +237,10 @@ class Upkeep:
             if max(size, damage.end_position - damage.position) > REPAIR_BYTES_MAX:
                 raise CorruptBatch(f"[{offset},{damage.end}) is more than can be repaired at once")
             reply = await connection.request(
-                ReadReplica(topic_id, partition, offset, REPAIR_READ_BYTES, number)
+                ReadReplica(
+                    *(topic_id, partition, offset, REPAIR_READ_BYTES, number),
+                    strand.replica.epoch,
+                )
             )
             data = below(reply.raw, damage.end)
             if not len(data):
@@ -205,5 +260,21 @@ class Upkeep:
         strand = None if partition is None else partition.strand(message.strand)
         if strand is None:
             raise UnknownPartition(f"no copy of {message.topic_id:x}/{message.partition} here")
-        data = strand.log.read(message.offset, min(message.bytes_max, REPAIR_READ_BYTES))
-        return ReadReplicaReply(), [data] if data else []
+        limit = strand.log.end_offset
+        if message.epoch is not None:
+            limit = self._agreed_end(strand, message.epoch)
+            if message.offset >= limit:
+                return ReadReplicaReply(), []
+        data: Buffer = strand.log.read(message.offset, min(message.bytes_max, REPAIR_READ_BYTES))
+        data = below(data, limit)
+        return ReadReplicaReply(), [data] if len(data) else []
+
+    def _agreed_end(self, strand: Strand, epoch: int) -> int:
+        """Up to where this copy is that of the whole in-sync set."""
+        replica = strand.replica
+        if replica.epoch != epoch or self._net.node_id not in replica.decided.isr:
+            raise FencedEpoch(
+                f"{strand} is in epoch {replica.epoch} with isr {replica.decided.isr} here, "
+                f"not in epoch {epoch} with this node"
+            )
+        return strand.reach.high_watermark

@@ -11,7 +11,8 @@
     24    8     position         bytes of it that are durable
     32    8     flushed_offset
     40    8     start_offset
-    48    12    reserved         0
+    48    8     readable_offset  what was readable, so replicated, at some time; 0: not known
+    56    4     reserved         0
     60    4     crc              CRC32C of bytes 0..60
 
 Slots are written in turn and in place, so a torn write leaves the other one. Mostly they are not
@@ -35,7 +36,7 @@ _FLAG_CLEAN = 1
 _FLAG_LAZY = 2
 _FLAG_CUTTING = 4
 
-_SLOT = Struct("<4sHHqqqqq12x")
+_SLOT = Struct("<4sHHqqqqqq4x")
 _CRC = Struct("<I")
 
 
@@ -48,6 +49,7 @@ class Checkpoint:
     position: int = 0
     flushed_offset: int = 0
     start_offset: int = 0
+    readable_offset: int = 0
     clean: bool = False
     lazy: bool = False
     cutting: bool = False
@@ -67,6 +69,7 @@ def encode_slot(checkpoint: Checkpoint, sequence: int) -> bytes:
         checkpoint.position,
         checkpoint.flushed_offset,
         checkpoint.start_offset,
+        checkpoint.readable_offset,
     )
     return slot + _CRC.pack(crc32c(slot))
 
@@ -83,11 +86,11 @@ def decode_slot(slot: bytes, path: str) -> Checkpoint | None:
             f"{path} has checkpoint version {version}, not known here (newest known: {VERSION}); "
             "it was written by a newer version of RaftQ"
         )
-    sequence, base, position, flushed, start = numbers
+    sequence, base, position, flushed, start, readable = numbers
     if min(numbers) < 0 or start > flushed:
         return None
     said = [bool(flags & flag) for flag in (_FLAG_CLEAN, _FLAG_LAZY, _FLAG_CUTTING)]
-    return Checkpoint(sequence, base, position, flushed, start, *said)
+    return Checkpoint(sequence, base, position, flushed, start, readable, *said)
 
 
 class CheckpointFile:
@@ -100,9 +103,11 @@ class CheckpointFile:
         self._sequence = sequence
 
     def write(self, checkpoint: Checkpoint, sync: bool = False) -> None:
-        self._sequence += 1
-        slot = encode_slot(checkpoint, self._sequence)
-        self._file.write_at((self._sequence & 1) * SLOT_BYTES, slot)
+        sequence = self._sequence + 1
+        slot = encode_slot(checkpoint, sequence)
+        self._file.write_at((sequence & 1) * SLOT_BYTES, slot)
+        # Only now: a write that found no room is done again in the same slot, not in the newest.
+        self._sequence = sequence
         if sync:
             self._file.sync()
 

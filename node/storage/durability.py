@@ -2,6 +2,8 @@
 
 One writer appends while another thread may sync. The writer publishes its head as one tuple, so a
 ticket sees an end offset and a position that belong together without a lock on the append path.
+The head also says to which generation it belongs. A truncation begins a new one: what is published
+before it is done still belongs to the old one, and no sync of that vouches for anything any more.
 Bytes below the active segment are durable already, because sealing syncs; unless the log seals
 lazily: then the files of sealed segments wait here for the next sync, which takes them first.
 
@@ -18,26 +20,30 @@ from raftq.client.wire.errors import DiskFull, StorageError, StorageFailed
 from raftq.node.storage.checkpoint import Checkpoint, CheckpointFile
 from raftq.node.storage.disk import File, FileClosed
 
+_CLOSED = -1
+
 
 @dataclass(slots=True)
 class Head:
-    """The end of a log: the active segment, its open file and what was written to it."""
+    """The end of a log: the active segment, its open file and what was written to it.
+
+    `generation` counts the truncations that came before."""
 
     end_offset: int
     segment_base: int
     position: int
     file: File
+    generation: int
 
 
 class SyncTicket:
     """One sync: what it covers was fixed when it was made; `run` may happen in any thread."""
 
-    __slots__ = ("_durability", "_generation", "_head")
+    __slots__ = ("_durability", "_head")
 
-    def __init__(self, durability: "Durability", head: Head, generation: int) -> None:
+    def __init__(self, durability: "Durability", head: Head) -> None:
         self._durability = durability
         self._head = head
-        self._generation = generation
 
     @property
     def end_offset(self) -> int:
@@ -46,21 +52,27 @@ class SyncTicket:
 
     def run(self) -> None:
         """Sync, then move the flushed offset on. StorageFailed also makes the log refuse writes."""
-        self._durability.run(self._head, self._generation)
+        self._durability.run(self._head)
 
 
 class Durability:
-    """The flushed offset, the start offset, and the checkpoint that remembers both."""
+    """The flushed offset, the start offset, and the checkpoint that remembers both.
+
+    Beside them it keeps `readable_offset` for the log's owner: what was readable once stays so,
+    unless it is cut off. Only the thread that writes the log sets it.
+    """
 
     __slots__ = (
         "_checkpoint",
         "_generation",
         "_lock",
         "_named",
+        "_noted",
         "_sync_names",
         "_unnamed",
         "failure",
         "flushed_offset",
+        "readable_offset",
         "start_offset",
         "unsynced",
     )
@@ -71,6 +83,7 @@ class Durability:
         flushed_offset: int,
         start_offset: int,
         sync_names: Callable[[], None] | None = None,
+        readable_offset: int = 0,
     ) -> None:
         """With `sync_names`, which syncs the log's directory, the log seals lazily."""
         self._checkpoint = checkpoint
@@ -81,11 +94,14 @@ class Durability:
         self._unnamed = 0
         self._named = 0
         self._lock = threading.Lock()
-        # Truncation starts a new generation: a sync begun before it must not vouch for what was
-        # appended in place of the truncated bytes.
+        # Only heads of this generation count: a sync begun before a truncation must not vouch for
+        # what was appended in place of the truncated bytes.
         self._generation = 0
         self.flushed_offset = flushed_offset
         self.start_offset = start_offset
+        self.readable_offset = readable_offset
+        # What the checkpoint has of it.
+        self._noted = readable_offset
         self.failure: StorageError | None = None
 
     def check(self) -> None:
@@ -101,10 +117,10 @@ class Durability:
 
     def begin(self, head: Head) -> SyncTicket:
         self.check()
-        return SyncTicket(self, head, self._generation)
+        return SyncTicket(self, head)
 
-    def run(self, head: Head, generation: int) -> None:
-        if self._covered(head, generation):
+    def run(self, head: Head) -> None:
+        if self._covered(head):
             return
         sealed, unnamed = self.unsynced, self._unnamed
         try:
@@ -114,7 +130,7 @@ class Durability:
             if unnamed != self._named and self._sync_names is not None:
                 self._sync_names()
         except FileClosed:
-            if self._covered(head, generation):
+            if self._covered(head):
                 return
             raise
         except StorageFailed as error:
@@ -123,7 +139,7 @@ class Durability:
             self.fail(error)
             raise
         with self._lock:
-            if self._covered(head, generation):
+            if self._covered(head):
                 return
             self.flushed_offset = head.end_offset
             self.unsynced = tuple(entry for entry in self.unsynced if entry not in sealed)
@@ -134,9 +150,9 @@ class Durability:
             with suppress(FileClosed):
                 self._checkpoint.sync()
 
-    def _covered(self, head: Head, generation: int) -> bool:
+    def _covered(self, head: Head) -> bool:
         """Sealing, truncation or another ticket has made this sync superfluous."""
-        return generation != self._generation or head.end_offset <= self.flushed_offset
+        return head.generation != self._generation or head.end_offset <= self.flushed_offset
 
     def _sync_sealed(self, entry: tuple[int, File]) -> None:
         try:
@@ -176,21 +192,41 @@ class Durability:
             self._write(head)
 
     def cut(self, head: Head) -> None:
-        """Promise durably that nothing at or above `head` is claimed any more."""
+        """Promise durably that nothing at or above `head` is claimed any more.
+
+        From here on only heads of its generation count, whether the promise could be written or
+        not."""
         with self._lock:
-            self._generation += 1
+            self._generation = head.generation
             self.flushed_offset = min(self.flushed_offset, head.end_offset)
-            self._write(head, sync=True, cutting=True)
+            self.readable_offset = min(self.readable_offset, head.end_offset)
+            start_offset = self.start_offset
+            self.start_offset = min(start_offset, head.end_offset)
+            try:
+                self._write(head, sync=True, cutting=True)
+            except DiskFull:
+                self.start_offset = start_offset
+                raise
+
+    def cut_done(self, head: Head) -> None:
+        """The log ends at `head`, durably: all of it is flushed."""
+        with self._lock:
+            self.flushed_offset = head.end_offset
+            # The promise holds without this; it only spares the next open a second look.
+            with suppress(DiskFull):
+                self._write(head, sync=True)
 
     def restart(self, offset: int) -> None:
         """Remember durably that the log is empty and goes on here; no segment is there now."""
         with self._lock:
             self.start_offset = self.flushed_offset = offset
+            self._noted = self.readable_offset = min(self.readable_offset, offset)
             self.unsynced = ()
             slot = Checkpoint(
                 segment_base=offset,
                 flushed_offset=offset,
                 start_offset=offset,
+                readable_offset=self._noted,
                 lazy=self._sync_names is not None,
                 cutting=True,
             )
@@ -199,34 +235,56 @@ class Durability:
     def move_start(self, start_offset: int, head: Head) -> None:
         """Remember durably that the log starts here; `start_offset` is flushed."""
         with self._lock:
-            self.start_offset = start_offset
-            self._write(head, sync=True)
+            before, self.start_offset = self.start_offset, start_offset
+            try:
+                self._write(head, sync=True)
+            except DiskFull:
+                self.start_offset = before
+                raise
 
     def remember(self, head: Head, clean: bool = False, sync: bool = False) -> None:
         with self._lock:
             self._write(head, clean=clean, sync=sync)
 
+    @property
+    def has_unnoted(self) -> bool:
+        """Whether more is readable than the checkpoint has."""
+        return self._noted < self.readable_offset and self.failure is None
+
+    def note_readable(self, head: Head) -> None:
+        """Let the checkpoint have it, as a hint: a crash may lose it. In any thread."""
+        with self._lock:
+            if head.generation != self._generation:
+                return  # a truncation is under way and writes it, or the log is closed
+            try:
+                self._write(head)
+            except StorageFailed as error:
+                self.fail(error)
+                raise
+
     def _write(
         self, head: Head, clean: bool = False, sync: bool = False, cutting: bool = False
     ) -> None:
-        flushed = self.flushed_offset
+        flushed, readable = self.flushed_offset, self.readable_offset
         position = head.position if flushed == head.end_offset else 0
         slot = Checkpoint(
             segment_base=head.segment_base,
             position=position,
             flushed_offset=flushed,
             start_offset=self.start_offset,
+            readable_offset=readable,
             clean=clean,
             lazy=self._sync_names is not None,
             cutting=cutting,
         )
         try:
             self._checkpoint.write(slot, sync=sync)
+            self._noted = readable
         except DiskFull:
             if sync:
                 raise  # a hint may be lost, a promise may not
 
     def close(self) -> None:
         with self._lock:  # a sync that ends now finds the log closed, not a reused descriptor
-            self._generation += 1
+            self._generation = _CLOSED
             self._checkpoint.close()

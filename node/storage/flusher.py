@@ -6,8 +6,9 @@ after the other, so an owner that adds its data log before its ledger never has 
 entry about data that is not. Those of several folders are synced `hands` at a time: a disk that is
 slow to answer takes several requests at once, and nobody waits for the sum of all.
 
-With an interval a thread also syncs every log that has something to sync, that often. A failed
-sync fails every waiter of that log with StorageFailed; the other logs go on.
+With an interval a thread also syncs every log that has something to sync, that often, and has the
+others note what is readable of them. A failed sync fails every waiter of that log with
+StorageFailed; the other logs go on.
 """
 
 import os
@@ -122,6 +123,9 @@ class Flusher:
             for log in logs:
                 if log.failure is None and log.flushed_offset < log.end_offset:
                     folders.setdefault(os.path.dirname(log.directory), []).append(log)
+                elif log.has_unnoted:
+                    with suppress(RaftqError):
+                        log.note_readable()
             if self._hands is not None and len(folders) > 1:
                 # What a sync raises is the log's failure; anything else is raised here.
                 list(self._hands.map(self._sync_all, folders.values()))

@@ -22,7 +22,7 @@ from crc32c import crc32c
 from raftq.client.wire.batch import FLAG_OFFSET_DELTAS, Batch, Buffer
 from raftq.client.wire.errors import DiskFull, StorageError, StorageFailed
 from raftq.node.storage.config import LogConfig
-from raftq.node.storage.disk import Disk
+from raftq.node.storage.disk import Disk, File
 from raftq.node.storage.durability import Durability, Head, SyncTicket
 from raftq.node.storage.epochs import last_epoch
 from raftq.node.storage.header import (
@@ -57,6 +57,7 @@ class Log(ReadableLog):
         "_config",
         "_epoch",
         "_file",
+        "_generation",
         "_head",
         "_scrub",
         "_segment_bytes",
@@ -74,15 +75,19 @@ class Log(ReadableLog):
         self._reader = Reader(self.segments, recovered.gaps)
         self._page_cache = PageCache(config, self.segments)
         self._scrub = ScrubState()
+        self._generation = 0
         self._take_active()
         sync_names = None if config.seal_sync else partial(disk.sync_directory, directory)
+        readable = min(recovered.readable_offset, self.end_offset)
         self._durability = Durability(
-            recovered.checkpoint, self.end_offset, recovered.start_offset, sync_names
+            recovered.checkpoint, self.end_offset, recovered.start_offset, sync_names, readable
         )
         slot = recovered.slot
         # A start that moved may have been written and not synced when the process was killed.
         told = slot is not None and slot.start_offset == recovered.start_offset == 0
         known = told and slot is not None and slot.lazy != config.seal_sync
+        # What comes in place of a lost end is not readable because that was.
+        known = known and readable == recovered.readable_offset
         if not known or recovered.report.clean:
             # Synced, unless it says nothing new: what this log reports as its start and as flushed
             # must not move back.
@@ -107,8 +112,16 @@ class Log(ReadableLog):
         self.last_epoch = last_epoch(self.segments, NO_EPOCH)
         self._epoch_starts = None
         self.end_offset = index.end_offset
-        self._head = (index.end_offset, index.base_offset, index.size, self._file)
+        self._publish()
         self._page_cache.start_at(index.size)
+
+    def _publish(self) -> None:
+        """Let others see where the log ends; one assignment, so that they see it as a whole."""
+        index = self._index
+        self._head = (
+            *(index.end_offset, index.base_offset, index.size),
+            *(self._file, self._generation),
+        )
 
     # Append
 
@@ -137,7 +150,7 @@ class Log(ReadableLog):
         else:
             index.add(length, base, span, lane, timestamp)
         self.end_offset = base + span
-        self._head = (base + span, index.base_offset, index.size, self._file)
+        self._head = (base + span, index.base_offset, index.size, self._file, self._generation)
         if index.size >= self._page_cache.due_at:
             self._page_cache.advance(index.size)
         return base
@@ -174,7 +187,7 @@ class Log(ReadableLog):
             else:
                 index.add(len(batch), at, span, lane, timestamp)
         self.end_offset = base
-        self._head = (base, index.base_offset, index.size, self._file)
+        self._head = (base, index.base_offset, index.size, self._file, self._generation)
         if index.size >= self._page_cache.due_at:
             self._page_cache.advance(index.size)
         return bases
@@ -227,8 +240,8 @@ class Log(ReadableLog):
                 index.add(length, base, span, lane, timestamp)
             else:
                 index.add_sparse(length, offsets, (base, base + span), lane, timestamp)
-        self.end_offset = end = index.end_offset
-        self._head = (end, index.base_offset, index.size, self._file)
+        self.end_offset = index.end_offset
+        self._publish()
         if index.size >= self._page_cache.due_at:
             self._page_cache.advance(index.size)
 
@@ -296,9 +309,8 @@ class Log(ReadableLog):
         segment = segments.items[number]
         try:
             file = segments.file_of(segment)
-            self._durability.start_offset = min(self.start_offset, end)
             # First the promise, then the deed: a crash in between must not look like a loss.
-            self._durability.cut(Head(end, segment.base_offset, position, file))
+            self._cut(end, segment.base_offset, position, file)
             segments.drop_back(len(segments.items) - 1 - number)
             index = segments.reactivate_last()
             file.truncate(position)
@@ -315,10 +327,19 @@ class Log(ReadableLog):
             assert (index.size, index.end_offset) == (position, end)
             self._reader.gaps[:] = [gap for gap in self._reader.gaps if gap.end <= end]
             self._take_active()
-            self._durability.flushed_offset = end
-            self._durability.remember(Head(*self._head), sync=True)
+            self._durability.cut_done(Head(*self._head))
         except StorageFailed as error:
             self._durability.fail(error)
+            raise
+
+    def _cut(self, end_offset: int, segment_base: int, position: int, file: File) -> None:
+        """Claim nothing above `end_offset` any more. Syncs that begin from now on see the old end
+        and know that it no longer counts, until there is a new one."""
+        self._generation += 1
+        try:
+            self._durability.cut(Head(end_offset, segment_base, position, file, self._generation))
+        except DiskFull:
+            self._publish()  # nothing was cut: the end counts again
             raise
 
     def truncate_prefix(self, start_offset: int) -> int:
@@ -374,7 +395,7 @@ class Log(ReadableLog):
         try:
             # As in a truncation: no longer claimed first, then dropped, the newest first. The new
             # start counts only once no old segment is left that could be taken for its history.
-            self._durability.cut(Head(self.start_offset, self._index.base_offset, 0, self._file))
+            self._cut(self.start_offset, self._index.base_offset, 0, self._file)
             segments.drop_back(len(segments.items))
             self._reader.gaps.clear()
             self.end_offset = start_offset
@@ -421,6 +442,14 @@ class Log(ReadableLog):
     def begin_sync(self) -> SyncTicket:
         """A sync of everything appended so far; may be asked for and run in another thread."""
         return self._durability.begin(Head(*self._head))
+
+    def set_readable(self, offset: int) -> None:
+        """Everything below is readable, so replicated; a restart knows of it a while later."""
+        self._durability.readable_offset = offset
+
+    def note_readable(self) -> None:
+        """Let a restart know what is readable; in any thread."""
+        self._durability.note_readable(Head(*self._head))
 
     def sync(self) -> None:
         """Return when everything appended so far is durable."""

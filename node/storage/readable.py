@@ -61,6 +61,16 @@ class ReadableLog:
         return self._durability.flushed_offset
 
     @property
+    def readable_offset(self) -> int:
+        """What was readable at some time, as its owner said: kept for him across restarts."""
+        return self._durability.readable_offset
+
+    @property
+    def has_unnoted(self) -> bool:
+        """Whether more is readable than a restart would know."""
+        return self._durability.has_unnoted
+
+    @property
     def size_bytes(self) -> int:
         return self.segments.size_bytes
 

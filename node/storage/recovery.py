@@ -58,6 +58,8 @@ class Recovered:
     report: RecoveryReport
     slot: Checkpoint | None = None
     """The checkpoint as it is, when it says all that a new one would say."""
+    readable_offset: int = 0
+    """What the checkpoint says was readable; may be above the end of what is there now."""
 
 
 def recover(disk: Disk, directory: str, config: LogConfig) -> Recovered:
@@ -106,7 +108,11 @@ class _Recovery:
         damaged = [*self._gaps, *(one for one in segments.damaged() if one.end >= start)]
         self._report.damaged = sorted(damaged, key=lambda one: (one.start, one.position))
         slot = self._slot if self._is_settled(segments.active) else None
-        return Recovered(segments, self._gaps, start, checkpoint, self._report, slot)
+        readable = 0
+        if self._slot is not None and self._slot.sure:
+            # Otherwise a newer slot may be gone, of a truncation below what this one says.
+            readable = self._slot.readable_offset
+        return Recovered(segments, self._gaps, start, checkpoint, self._report, slot, readable)
 
     def _tidy(self) -> list[int]:
         """Remove leftovers; the base offsets of the segments that are there."""

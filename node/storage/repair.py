@@ -8,6 +8,11 @@ there, and nothing behind them, so the good copy may be longer.
 
 A gap, offsets that no file holds, is filled with a segment of its own, which is there as a whole or
 not at all; or with several, one after the other, when it is large.
+
+A good copy may be that of another history: batches must have the epochs that this log knows to
+belong there. What an index noted before the damage is known exactly. What was made from damaged
+bytes, or for a gap, only knows the epochs around it; there it is for whoever asks for a copy to ask
+one that cannot have another history.
 """
 
 from dataclasses import replace
@@ -39,7 +44,15 @@ def repair_damage(segments: Segments, reader: Reader, offset: int, batches: Buff
         and damage.end == segment.facts.end_offset
         and damage.end_position >= file.size
     )
-    _check_fit(segments, segment, damage, view, at_end)
+    room = damage.end_position - damage.position
+    if not len(view) or (len(view) != room and not at_end):
+        raise CorruptBatch(
+            f"{len(view)} bytes do not fit the {room} damaged ones of {segment.path} "
+            f"at byte {damage.position}"
+        )
+    end = _check(segments, reader, damage, view, damage.start)
+    if end != damage.end:
+        raise CorruptBatch(f"batches up to offset {end} do not fit the damage up to {damage.end}")
     file.write_at(damage.position, view)
     if damage.position + len(view) < file.size and at_end:
         file.truncate(damage.position + len(view))
@@ -52,53 +65,45 @@ def repair_damage(segments: Segments, reader: Reader, offset: int, batches: Buff
         raise CorruptBatch(f"offset {offset} of {segment.path} is still damaged after its repair")
 
 
-def _check_fit(
-    segments: Segments, segment: Segment, damage: DamagedRange, view: memoryview, at_end: bool
-) -> None:
-    room = damage.end_position - damage.position
-    if not len(view) or (len(view) != room and not at_end):
-        raise CorruptBatch(
-            f"{len(view)} bytes do not fit the {room} damaged ones of {segment.path} "
-            f"at byte {damage.position}"
-        )
-    epochs = epoch_starts(segments, 0)
-    # The epoch that follows; where none starts later, what is damaged belongs to the last at most.
-    last = epochs[-1][0] if epochs else None
-    after = min((epoch for epoch, base in epochs if base >= damage.end), default=last)
-    end = _check(epochs, damage, view, damage.start, after)
-    if end != damage.end:
-        raise CorruptBatch(f"batches up to offset {end} do not fit the damage up to {damage.end}")
-
-
 def _check(
-    epochs: list[tuple[int, int]],
-    damage: DamagedRange,
-    view: memoryview,
-    first: int,
-    after: int | None,
+    segments: Segments, reader: Reader, damage: DamagedRange, view: memoryview, first: int
 ) -> int:
-    """Where the batches end: good ones from offset `first` on, in epochs from the one before the
-    damage to the one `after` it."""
-    before = max((epoch for epoch, base in epochs if base < damage.start), default=0)
-    rows, _ = check_stamped(view, first, before)
+    """Where the batches end: good ones from offset `first` on, in the epochs that belong there."""
+    epochs = epoch_starts(segments, 0)
+    rows, _ = check_stamped(view, first, _in_force(epochs, damage.start - 1)[0])
     if not rows:
         raise CorruptBatch(f"there is no batch for the damage from offset {damage.start} on")
-    _, base, span, _, _, epoch, _ = rows[-1]
-    if after is not None and epoch > after:
-        raise CorruptBatch(
-            f"batches up to offset {base + span} in epoch {epoch} do not fit the damage up to "
-            f"{damage.end}, after which epoch {after} comes"
-        )
-    return base + span
+    behind = damage.end
+    while (more := reader.damage_at(behind)) is not None:
+        behind = more.end
+    # Of the first batch behind all that is damaged, if there is one.
+    most = None
+    if behind < segments.active.facts.end_offset:
+        most = _in_force(epochs, behind)[0]
+    for _, base, _, _, _, epoch, _ in rows:
+        known, since = _in_force(epochs, base)
+        if (epoch != known) if since >= damage.start else (most is not None and epoch > most):
+            raise CorruptBatch(
+                f"the batch of offset {base} has epoch {epoch}, which does not fit the damage of "
+                f"[{damage.start}, {damage.end}) in a log with the epochs {epochs}"
+            )
+    return rows[-1][1] + rows[-1][2]
+
+
+def _in_force(epochs: list[tuple[int, int]], offset: int) -> tuple[int, int]:
+    """(epoch, where it starts) that the log noted for this offset."""
+    found = (0, -1)
+    for epoch, start in epochs:
+        if start > offset:
+            break
+        found = (epoch, start)
+    return found
 
 
 def _fill(segments: Segments, reader: Reader, gap: DamagedRange, view: memoryview) -> None:
     """Put a segment with these batches at the front of a gap."""
     first = _first_offset(segments, gap, view)
-    # A gap ends where a segment begins, which notes its epoch with its first batch.
-    later = (one.facts.epochs for one in segments.items if one.base_offset >= gap.end)
-    after = next((epochs[0][0] for epochs in later if epochs), None)
-    end = _check(epoch_starts(segments, 0), gap, view, first, after)
+    end = _check(segments, reader, gap, view, first)
     if not gap.start < end <= gap.end:
         raise CorruptBatch(
             f"batches of the offsets {first} to {end} do not fit the gap from {gap.start} to "

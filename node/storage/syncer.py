@@ -95,3 +95,5 @@ class LoopSyncer:
             with suppress(RaftqError):
                 if log.failure is None and log.flushed_offset < log.end_offset:
                     log.sync()
+                elif log.has_unnoted:
+                    log.note_readable()

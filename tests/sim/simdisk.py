@@ -21,13 +21,18 @@ Faults
   fit raises DiskFull and changes nothing.
 - `fail_sync = True`: every sync raises StorageFailed, and what it should have written counts as
   clean from then on, as on Linux: readable until a crash, never written by a later sync.
+- `full_overwrites = True`: also what only overwrites bytes raises DiskFull, as on file systems that
+  copy on write or under a quota. `copies_on_write = True`: the same, while the disk is full.
+- `fail_read = True`: reads of files raise StorageFailed.
 - `flip_bit(path, bit)`: damage at rest.
 
-Not modelled: pending writes of one file reaching the platter out of order, reads that fail, and
-bytes that change between two reads.
+`between`, when set, is called before each operation: other threads may work there (simthreads.py).
+
+Not modelled: pending writes of one file reaching the platter out of order, and bytes that change
+between two reads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from posixpath import dirname, normpath
 from random import Random
 
@@ -160,16 +165,19 @@ class SimFile:
     def _write(self, name: str, position: int, data: bytes) -> None:
         self._check_open()
         disk, inode = self._disk, self._inode
-        grown = position + len(data) - len(inode.content)
         if disk.step(name, f"{self._path} {position}+{len(data)}"):
             inode.change(position, data[: disk.rng.randint(0, len(data))])
             raise SimCrash
-        disk.need(grown, self._path)
+        if disk.full_overwrites and position < len(inode.content):
+            raise DiskFull(f"{self._path}: no space left on the simulated disk to overwrite bytes")
+        grown = position + len(data) - len(inode.content)
+        disk.need(len(data) if disk.copies_on_write else grown, self._path)
         inode.change(position, data)
 
     def read(self, position: int, length: int) -> bytes:
         self._disk.check_alive()
         self._check_open()
+        self._disk.check_readable(self._path)
         return bytes(self._inode.content[position : position + length])
 
     def truncate(self, size: int) -> None:
@@ -226,6 +234,10 @@ class SimDisk:
         self.crashed = False
         self.capacity: int | None = None
         self.fail_sync = False
+        self.full_overwrites = False
+        self.copies_on_write = False
+        self.fail_read = False
+        self.between: Callable[[], None] | None = None
         self.locked: set[str] = set()
         self._directories: dict[str, _Directory] = {"/": _Directory()}
 
@@ -272,6 +284,10 @@ class SimDisk:
             if bit // 8 < len(image):
                 image[bit // 8] ^= 1 << bit % 8
 
+    def durable_bytes(self, path: str) -> int:
+        """How much of the file is on the platter."""
+        return len(self._inode(path).durable)
+
     def used_bytes(self) -> int:
         return sum(
             ENTRY_BYTES + len(inode.content)
@@ -288,6 +304,9 @@ class SimDisk:
     def step(self, name: str, detail: str) -> bool:
         """Count an operation. True: crash in the middle of it. Raises to crash before it."""
         self.check_alive()
+        if self.between is not None:
+            self.between()
+            self.check_alive()
         self.operations += 1
         self.trace.append(f"{self.operations} {name} {detail}")
         if self.crash_at is None or self.operations < self.crash_at:
@@ -296,6 +315,10 @@ class SimDisk:
         if self.rng.random() < 0.5:
             return True
         raise SimCrash
+
+    def check_readable(self, path: str) -> None:
+        if self.fail_read:
+            raise StorageFailed(f"{path}: read failed: simulated I/O error")
 
     def need(self, size: int, path: str) -> None:
         if self.capacity is not None and size > 0 and self.used_bytes() + size > self.capacity:
@@ -404,6 +427,7 @@ class SimDisk:
 
     def read_file(self, path: str, bytes_max: int) -> bytes:
         self.check_alive()
+        self.check_readable(path)
         content = self._inode(path).content
         if len(content) > bytes_max:
             raise StorageFailed(f"{path} has {len(content)} bytes, over the limit of {bytes_max}")

@@ -196,6 +196,27 @@ def test_a_crash_at_any_operation_leaves_the_last_flushed_state_or_the_next(seed
     )
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_what_a_journal_has_when_it_is_opened_is_durable(seed: int) -> None:
+    """
+    1. The process is killed at any operation: what was written is there, be it synced or not.
+    2. The next one opens the journal and goes by what it finds; then power is lost.
+    """
+    disk = SimDisk(seed)
+    rng = Random(seed)
+    journal = Journal.open(disk, "/raft")
+    disk.crash_at = disk.operations + rng.randint(1, 60)
+    disk.fail_sync = seed % 3 == 0 and rng.random() < 0.5
+    try:
+        random_operations(journal, rng, [state(journal)])
+    except (SimCrash, StorageFailed):
+        disk = disk.kill()
+    disk.crash_at = None
+    found = state(Journal.open(disk, "/raft"))
+    for number in range(4):
+        assert state(Journal.open(disk.crash(Random(number)), "/raft")) == found
+
+
 def test_the_local_disk_takes_the_same_journal(tmp_path: Path) -> None:
     disk, directory = LocalDisk(), str(tmp_path / "deep" / "raft")
     journal = Journal.open(disk, directory)
