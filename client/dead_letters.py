@@ -31,6 +31,7 @@ from raftq.client.wire.queue_messages import (
     DeadLetters,
     DeadLettersReply,
     DelayStats,
+    DescribeQueue,
     ListDelayed,
 )
 
@@ -77,6 +78,20 @@ class LetterAdmin(AdminBase):
             letters = _records(place, reply.raw)
             found += [dead_letter(one) for one in letters if one.offset in wanted]
         return found
+
+    async def parked_letters(self, topic: str) -> int:
+        """Records of a topic that were given up, but whose dead letters are refused: they are not
+        settled, and are tried again now and then. The log of the node that leads says why."""
+        name = topic.removesuffix(DLQ_SUFFIX)
+        numbers = await self._partitions(name, None)
+        replies = await asyncio.gather(
+            *[
+                self._leaders.ask((name, number), DescribeQueue(name, number), self._timeout_s)
+                for number in numbers
+            ]
+        )
+        counts = [one.counters.get("parked", 0) for each in replies for one in each.message.groups]
+        return sum([count for count in counts if isinstance(count, int)])
 
     async def redrive(  # noqa: PLR0913
         self,

@@ -169,12 +169,15 @@ class Settle(Request[SettleReply]):
 @dataclass(frozen=True, slots=True)
 class StoreOffset:
     """`owner_epoch` is the one the coordinator gave; -1 from outside the group's membership, which
-    is refused while the group has an owner for the partition."""
+    is refused while the group has an owner for the partition. Each store of an owner has a higher
+    `turn` than the one before, which tells one that comes late from a step back on purpose: it is
+    answered with what is stored. 0: it is not told."""
 
     topic: Name
     partition: U31
     offset: Offset
     owner_epoch: I64 = -1
+    turn: Offset = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raftq.client.wire.errors import InvalidArgument
+from raftq.client.wire.errors import InvalidArgument, UnknownTopic
 from raftq.node.cli.bootstrap import ANY, Bootstrap, open_admin
 from raftq.node.cli.consume import LANES
 from raftq.node.cli.moments import time_ms
@@ -23,6 +23,7 @@ from raftq.node.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from raftq.client.blocking import Admin
     from raftq.client.group_results import DeadLetter
 
 dlq_app = typer.Typer(no_args_is_help=True, help="Dead letters: look, send back, forget.")
@@ -73,6 +74,10 @@ def list_letters(  # noqa: PLR0913 - what letters can be found by
     which = _which(group, reason, key, since, until, partition)
     with open_admin(bootstrap) as admin:
         found = admin.dead_letters(topic, most, **which)
+        parked = _parked(admin, topic)
+    if parked:
+        text = f"{parked} more records were given up, but {topic}.dlq refuses them: see the log"
+        typer.echo(text, err=True)
     if output is Format.json:
         for one in found:
             print_json(letter_json(one))
@@ -127,6 +132,14 @@ def purge(  # noqa: PLR0913
     with open_admin(bootstrap) as admin:
         count = admin.purge(topic, most, **which)
     report(output, "purged", count, "dead letters forgotten")
+
+
+def _parked(admin: "Admin", topic: str) -> int:
+    """Of a topic whose own records are gone nothing is parked."""
+    try:
+        return admin.parked_letters(topic)
+    except UnknownTopic:
+        return 0
 
 
 def _when(at_ms: int) -> str:

@@ -17,6 +17,11 @@ group's name, and:
     DELETED   the group is no more
     CLIPPED   end_offset, with no group name, for every group: the data log ends there now
     SNAPSHOT  state: replaces everything before it
+    CLOCK     now, shift, with no group name, for every group: the writer's clock says `now`; what
+              ends or is due, is so `shift` seconds later than was said before
+
+Deadlines, due times and `now` are times of the writer's clock. Another writer's clock may say
+something else, so it begins with a CLOCK whose shift takes all of them to its own.
 
 A row speaks only of records that are still in the lease it names: an entry decided twice, or
 overtaken by another, does nothing the second time. unpack() believes no byte: whatever is not
@@ -43,6 +48,7 @@ CREATED = 7
 DELETED = 8
 CLIPPED = 9
 SNAPSHOT = 10
+CLOCK = 11
 
 KIND_NAMES = {
     GRANTED: "granted",
@@ -55,7 +61,9 @@ KIND_NAMES = {
     DELETED: "deleted",
     CLIPPED: "clipped",
     SNAPSHOT: "snapshot",
+    CLOCK: "clock",
 }
+FOR_ALL_GROUPS = (CLIPPED, CLOCK)
 
 # How records were settled.
 ACKED = 0
@@ -91,6 +99,10 @@ def clipped(end_offset: int) -> Entry:
     return (CLIPPED, None, end_offset)
 
 
+def clock(now: float, shift: float = 0.0) -> Entry:
+    return (CLOCK, None, now, shift)
+
+
 def pack(entries: Iterable[Entry]) -> bytes:
     """The bytes of some entries, in order."""
     packed: bytes = msgpack.packb(list(entries), use_bin_type=True)
@@ -120,9 +132,9 @@ def _check_entry(entry: object) -> None:
     kind, group = entry[:2]
     if type(kind) is not int or kind not in _SHAPES:
         _bad("kind of ledger entry", kind)
-    if kind == CLIPPED:
+    if kind in FOR_ALL_GROUPS:
         if group is not None:
-            _bad("group in a clipped entry", group)
+            _bad(f"group in a {KIND_NAMES[kind]} entry", group)
     elif type(group) is not str or len(group) > NAME_MAX:
         _bad("group in a ledger entry", group)
     shape = _SHAPES[kind]
@@ -248,6 +260,7 @@ _SHAPES: dict[int, tuple[Check, ...]] = {
     DELETED: (),
     CLIPPED: (_offset,),
     SNAPSHOT: (_snapshot,),
+    CLOCK: (_number, _number),
 }
 
 # settled offsets, cursors, paused, counters, waiting, leases

@@ -178,6 +178,12 @@ class Lease:
         for i in range(max(start, self.start) - self.start, min(end, self.end) - self.start):
             self.deadlines[i] = deadline
 
+    def shift(self, seconds: float) -> None:
+        """All of it ends so much later."""
+        self.deadline += seconds
+        if self.deadlines is not None:
+            self.deadlines = array("d", [each + seconds for each in self.deadlines])
+
     def deadline_rows(self) -> tuple[float, list[tuple[int, int, float]]]:
         """The deadline of the first record left, and runs of records left that have another."""
         rows: list[tuple[int, int, float]] = []
@@ -257,12 +263,13 @@ class LeaseTable:
         heap = self._heap
         heappush(heap, (deadline, lease.nonce))
         if len(heap) > 2 * len(self._leases) + _HEAP_SLACK:
-            self._heap = [
-                (each.queued, each.nonce)
-                for each in self._leases.values()
-                if each.queued is not None
-            ]
-            heapify(self._heap)
+            self._rebuild_heap()
+
+    def _rebuild_heap(self) -> None:
+        self._heap = [
+            (each.queued, each.nonce) for each in self._leases.values() if each.queued is not None
+        ]
+        heapify(self._heap)
 
     def _drop(self, lease: Lease) -> None:
         nonce = lease.nonce
@@ -326,6 +333,14 @@ class LeaseTable:
         lease.extend(start, end, deadline)
         if lease.queued is not None and deadline < lease.queued:
             self._queue(lease, deadline)
+
+    def shift(self, seconds: float) -> None:
+        """All leases end so much later."""
+        for lease in self._leases.values():
+            lease.shift(seconds)
+            if lease.queued is not None:
+                lease.queued += seconds
+        self._rebuild_heap()
 
     def mark_dying(self, lease: Lease, start: int, end: int) -> None:
         """The records of [start, end), all of them held, wait for their dead letter."""

@@ -14,6 +14,7 @@ Each offset at or above the settled prefix is in exactly one state:
     any -> settled               SETTLED with nonce 0
     any -> fresh or settled      RESET, CREATED
     any -> fresh                 CLIPPED, at or above the new end
+    none                         EXTENDED, PAUSED, CLOCK
 
 apply() is deterministic and the only door for change, except that a lease is taken at once and
 its GRANTED entry is stored afterwards. What an entry says of a lease that is gone is ignored.
@@ -28,11 +29,13 @@ from raftq.client.wire.errors import CorruptFile
 from raftq.node.delivery.entries import (
     ACKED,
     CLIPPED,
+    CLOCK,
     CREATED,
     DEAD,
     DELETED,
     EXPIRED,
     EXTENDED,
+    FOR_ALL_GROUPS,
     GRANTED,
     LEASE_EXPIRED,
     NACKED,
@@ -104,12 +107,13 @@ class DeliveryState:
             DELETED: self._apply_deleted,
             CLIPPED: self._apply_clipped,
             SNAPSHOT: self._apply_snapshot,
+            CLOCK: self._apply_clock,
         }
 
     def apply(self, entry: Entry) -> None:
         """Make the change that the entry says. CorruptFile when it cannot follow this state."""
         group = entry[1]
-        assert group == self.group or (group is None and entry[0] == CLIPPED), entry
+        assert group == self.group or (group is None and entry[0] in FOR_ALL_GROUPS), entry
         self._apply_by_kind[entry[0]](entry)
 
     @property
@@ -238,6 +242,12 @@ class DeliveryState:
             self.leases.remove(lease, end_offset, lease.end)
         self.waiting.cut(end_offset, OFFSET_MAX)
         self.cursors = [min(cursor, end_offset) for cursor in self.cursors]
+
+    def _apply_clock(self, entry: Entry) -> None:
+        shift = entry[3]
+        if shift:
+            self.leases.shift(shift)
+            self.waiting.shift(shift)
 
     def _apply_snapshot(self, entry: Entry) -> None:
         dumped, cursors, paused, counters, waiting_rows, lease_rows = entry[2]

@@ -95,6 +95,16 @@ class WaitingRecords:
             if wait.alive and not wait.is_ready:
                 self._make_ready(wait)
 
+    def shift(self, seconds: float) -> None:
+        """All ranges are due so much later; those known to be due stay so."""
+        waits = [each for each in self if not each.is_ready]
+        for wait in waits:
+            wait.due += seconds
+        first = self._sequence + 1
+        self._sequence += len(waits)
+        self._due = [(wait.due, first + at, wait) for at, wait in enumerate(waits)]
+        heapify(self._due)
+
     def next_due(self) -> float | None:
         """When the next range becomes due that move_due() has not seen as due."""
         due = self._due

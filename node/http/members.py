@@ -44,6 +44,8 @@ class Known:
     assigned: dict[PartitionName, int] = field(default_factory=dict)
     """With the owner epoch of each."""
     pending: bool = False
+    fenced_by: int = 0
+    """The highest owner epoch by which a partition refused it."""
     turn: int = 0
     """Counts polls, so that each begins at another partition."""
 
@@ -127,6 +129,7 @@ class Members:
             member.mode,
             session_ms=member.session_ms,
             wait_ms=wait_ms,
+            fenced_by=member.fenced_by,
         )
         try:
             reply = await self._client.coordinate(group, request)

@@ -161,7 +161,13 @@ class QueueCalls:
         if member.mode == "queue":
             return await self._leases.poll(group, member.member_id, names, part)
         owned = {name: member.assigned[name] for name in names}
-        return await self._streams.poll(group, member.member_id, owned, part)
+        try:
+            return await self._streams.poll(group, member.member_id, owned, part)
+        except FencedGeneration as error:
+            known = error.details.get("owner_epoch")
+            if isinstance(known, int):
+                member.fenced_by = max(member.fenced_by, known)
+            raise
 
     def _names(self, member: Known) -> list[PartitionName]:
         """What the member may read: what it owns of a stream, everything of a queue."""

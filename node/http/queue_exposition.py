@@ -84,12 +84,16 @@ def _by_topic(groups: Sequence[GroupStats]) -> Lines:
             for (group, topic), counters in sums.items()
         )
         yield from family(family_name, "counter", text, rows)
-    dead: dict[str, int] = {}
-    for (_, topic), counters in sums.items():
-        dead[topic] = dead.get(topic, 0) + counters.get("dead", 0)
-    text = "Records that became dead letters."
-    rows = ((braced(topic=topic), count) for topic, count in dead.items())
-    yield from family("dlq_total", "counter", text, rows)
+    for family_name, kind, counter, text in (
+        ("dlq_total", "counter", "dead", "Records that became dead letters."),
+        ("dlq_parked", "gauge", "parked", "Records whose dead letters are refused."),
+        ("dlq_lost_total", "counter", "lost", "Records gone before their dead letter was made."),
+    ):
+        by_topic: dict[str, int] = {}
+        for (_, topic), counters in sums.items():
+            by_topic[topic] = by_topic.get(topic, 0) + counters.get(counter, 0)
+        rows = ((braced(topic=topic), count) for topic, count in by_topic.items())
+        yield from family(family_name, kind, text, rows)
 
 
 def _delays(delayed: Sequence[DelayedStats]) -> Lines:

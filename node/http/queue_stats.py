@@ -23,6 +23,8 @@ class QueueStats:
                 "nacks_total": count("nacked", 0),
                 "rejects_total": count("rejected", 0),
                 "dlq_messages": totals.letters,
+                "dlq_parked": count("parked", 0),
+                "dlq_lost": count("lost", 0),
                 "dead_total": count("dead", 0),
                 "visibility_extensions": count("extended", 0),
                 "redeliveries_total": count("redelivered", 0),
@@ -51,13 +53,15 @@ class QueueStats:
 def queue_stats_routes(stats: QueueStats) -> tuple[Route, ...]:
     missing = {**INTEGER, "description": "whose leader did not answer"}
     names = (
-        "acks_total", "nacks_total", "rejects_total", "dlq_messages", "dead_total",
+        "acks_total", "nacks_total", "rejects_total", "dlq_messages", "dlq_lost", "dead_total",
         "visibility_extensions", "redeliveries_total", "expired_leases_total",
         "expired_messages_total", "in_flight_count",
     )  # fmt: skip
     recent = {**INTEGER, "description": "since each partition's leader took over"}
     reliability = {**dict.fromkeys(names, INTEGER), "missing_partitions": missing}
-    reliability |= {"rejects_total": recent, "visibility_extensions": recent}
+    reliability |= {"rejects_total": recent, "visibility_extensions": recent, "dlq_lost": recent}
+    parked = {**INTEGER, "description": "records whose dead letters are refused; the log says why"}
+    reliability["dlq_parked"] = parked
     priority = {
         "messages_by_priority": {
             **map_of(INTEGER),

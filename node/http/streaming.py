@@ -7,13 +7,13 @@ repeated without a commit brings the same records, at whichever node.
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from raftq.client.offsets import read_stored
 from raftq.client.options import Address
 from raftq.client.wire.errors import OffsetOutOfRange, RaftqError
 from raftq.client.wire.messages import Fetch, FetchPartition
 from raftq.client.wire.queue_messages import (
     ReadOffset,
     ReadOffsets,
-    ReadOffsetsReply,
     StoredOffset,
 )
 from raftq.node.http.cluster_calls import ClusterCalls
@@ -40,7 +40,7 @@ class Streams:
             wanted = tuple(ReadOffset(*name, owned[name]) for name in names)
             return ReadOffsets(group, member_id, wanted)
 
-        return await self._calls.ask_each(list(owned), build, _stored)
+        return await self._calls.ask_each(list(owned), build, read_stored)
 
     async def poll(
         self, group: str, member_id: str, owned: Mapping[PartitionName, int], ask: Ask
@@ -106,10 +106,6 @@ class Streams:
         except RaftqError as error:
             for name in led:
                 self._calls.learn(name, error)
-
-
-def _stored(reply: ReadOffsetsReply) -> list[tuple[PartitionName, str, StoredOffset]]:
-    return [((one.topic, one.partition), one.error, one) for one in reply.offsets]
 
 
 def start_of(one: StoredOffset) -> int:

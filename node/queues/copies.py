@@ -8,6 +8,9 @@ of the partition's own records; what is sent next is always the first of them:
     DONE      the first `count` records of a stream need nothing more: their batch has arrived, or
               they are gone and there was nothing to copy
     DROPPED   everything a stream owes is forgotten: its target is no more
+    PARKED    the target refuses the first records of a stream for good: they are owed still, but
+              those behind them go first
+    UNPARKED  what was parked is owed again, behind the others
     PRODUCER  the producer id under which all copies of this partition go out
 
 The target drops a batch that it has already, by producer id, epoch and sequence. So whoever leads
@@ -17,6 +20,10 @@ is sent only when its numbers are replicated. Each record therefore has one copy
 A target that knows nothing of the producer any more (it forgets them after some days, or has been
 made anew) refuses the sequence: then it has nothing of the open batch either, and the stream begins
 at sequence 0 of the next producer epoch (a BATCH that replaces the open one).
+
+A target that refuses a batch as a whole, and would refuse it again, has appended nothing of it: its
+numbers are free. The batch is made shorter (a BATCH of one record with the same numbers) until the
+record is found that is to blame; then the numbers are given back (a BATCH of none).
 
 A row is (start, end, lane, letter): consecutive records of one lane; the letter says why they died
 (group, nonce, attempt, first, last, reason, error), or is None for a redrive.
@@ -31,7 +38,7 @@ import msgpack
 
 from raftq.client.wire.errors import CorruptFile
 
-OWED, BATCH, DONE, DROPPED, PRODUCER = 1, 2, 3, 4, 5
+OWED, BATCH, DONE, DROPPED, PRODUCER, PARKED, UNPARKED = 1, 2, 3, 4, 5, 6, 7
 SNAPSHOT_ROWS = 1_000
 NO_PRODUCER = -1
 _SEQUENCE_MASK = (1 << 32) - 1
@@ -79,6 +86,8 @@ class Stream:
     epoch: int = 0
     sequence: int = 0
     open: Open | None = None
+    parked: list[tuple[Owed, str]] = field(default_factory=list)
+    """What the target refuses, and why; not in `rows`."""
     owed: int = 0
     """Records in `rows`."""
     given: int = 0
@@ -122,6 +131,14 @@ class Copies:
             self._give(stream, int(entry[3]))
         elif kind == DROPPED:
             self._give(stream, stream.owed)
+        elif kind == PARKED:
+            stream.parked += [(row, str(entry[4])) for row in stream.first(int(entry[3]))]
+            self._give(stream, int(entry[3]))
+        elif kind == UNPARKED:
+            for row, _ in stream.parked:
+                stream.rows.append(row)
+                stream.owed += row.end - row.start
+            stream.parked = []
         else:
             raise CorruptFile(f"transfers have an unknown entry {kind!r}")
 
@@ -166,6 +183,20 @@ class Copies:
         return [BATCH, *stream.target, stream.open.count, epoch, 0]
 
     @staticmethod
+    def shortened(stream: Stream, count: int) -> list[Any]:
+        """The open batch was refused: fewer records have its numbers, or none."""
+        assert stream.open is not None, stream
+        return [BATCH, *stream.target, count, stream.open.epoch, stream.open.sequence]
+
+    @staticmethod
+    def refused(stream: Stream, count: int, why: str) -> list[Any]:
+        return [PARKED, *stream.target, count, why]
+
+    @staticmethod
+    def unparked(stream: Stream) -> list[Any]:
+        return [UNPARKED, *stream.target]
+
+    @staticmethod
     def done(stream: Stream, count: int) -> list[Any]:
         return [DONE, *stream.target, count]
 
@@ -192,6 +223,9 @@ class Copies:
         if self.producer_id != NO_PRODUCER:
             yield pack(self.producer(self.producer_id))
         for stream in self.streams.values():
+            for row, why in stream.parked:
+                yield pack(self.owed(stream.target, [row]))
+                yield pack(self.refused(stream, row.end - row.start, why))
             # The rows first: a batch is of rows that are there.
             rows = list(stream.rows)
             for start in range(0, len(rows), SNAPSHOT_ROWS):

@@ -88,7 +88,7 @@ class NodeCourier:
         leader = known.partitions[number].leader
         if leader is None:
             raise NotLeader(f"nobody leads {topic}/{number} at the moment")
-        message = Produce(topic, number, acks="all", timeout_ms=SEND_MS)
+        message = Produce(topic, number, acks="all", timeout_ms=SEND_MS, copies=True)
         if leader == self._node_id:
             answer = self._partition_of(topic, number).produce(message, memoryview(batch))
             if isinstance(answer, asyncio.Future):

@@ -62,24 +62,27 @@ async def dead_letters(engine: Engine, message: wire.DeadLetters, exists: Exists
             ranges = [(one.offset, one.offset + 1) for one in letters]
             await asyncio.shield(engine.deliveries.pass_over(GROUP, _merged(ranges)))
         return wire.DeadLettersReply(len(letters), (), found.next_offset)
-    count = await _redrive(transfers, letters, exists)
+    count = await _redrive(engine, transfers, letters, exists)
     return wire.DeadLettersReply(count, (), found.next_offset)
 
 
-async def _redrive(transfers: LedTransfers, letters: list[Record], exists: Exists) -> int:
+async def _redrive(
+    engine: Engine, transfers: LedTransfers, letters: list[Record], exists: Exists
+) -> int:
     rows: dict[Target, list[Owed]] = {}
-    count = 0
+    sent: list[int] = []
     for letter in letters:
         target = origin(letter)
         if target is None or not exists(target):
             continue  # it stays: there is nowhere to send it
         row = Owed(letter.offset, letter.offset + 1, letter.priority, None)
         rows.setdefault(target, []).append(row)
-        count += 1
+        sent.append(letter.offset)
     if rows:
         await asyncio.shield(transfers.redrive(rows))
         await transfers.arrived(rows, ARRIVE_S)
-    return count
+    # Those that were refused are letters still.
+    return len([offset for offset in sent if _is_gone(engine, transfers, offset)])
 
 
 async def _find(

@@ -4,6 +4,14 @@ Keeps one GroupDelivery core per group and the one way to change it: `write` app
 puts them in the ledger in the same breath. Records below the high watermark of `data` are all that
 a group ever sees.
 
+Times in the ledger are those of its leader's clock. The clocks of nodes may differ, so what a new
+leader takes over is how long each lease and each wait still had when the leader before was last
+heard of in the ledger (`clock`), and it counts that from when it takes over. So none of them ends
+early, whatever the clocks say, and what is left of one never grows. A change of leaders adds the
+time without a leader, and that since the last CLOCK: those are written (`keep_time`) after a tenth
+of what is left, and after half of the time that this leader has led. So at least half of the time
+counts that leaders led for a second or more, however often they change.
+
 After a damaged ledger (`damaged`) the order of deliveries is not known any more: only settlements,
 resets and pauses are believed, and what is not settled is delivered again.
 """
@@ -13,7 +21,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 
 from raftq.client.wire.errors import InvalidArgument
-from raftq.cluster.topic_config import TopicConfig
+from raftq.cluster.topic_config import DEAD_LETTER_SUFFIX, TopicConfig
 from raftq.node.delivery import entries as kinds
 from raftq.node.delivery.config import DeliveryConfig
 from raftq.node.delivery.entries import ATTEMPT_MAX, RANGE_MAX, Entry
@@ -23,7 +31,8 @@ from raftq.node.leading import Led, ReplicatedLog
 from raftq.node.queues.ledger import TAG_DELIVERY, Ledger
 
 GROUPS_MAX = 1000
-DEAD_LETTER_SUFFIX = ".dlq"
+CLOCK_S_MIN, CLOCK_S_MAX = 0.5, 600.0
+"""How often the ledger is told the time, if nothing else tells it, while something is to end."""
 # Entries that mean the same whatever came before them.
 _ABSOLUTE = (kinds.RESET, kinds.PAUSED, kinds.CREATED)
 # Entries after which there is no more to lease than before.
@@ -75,6 +84,9 @@ class Deliveries:
 
     def __init__(self, led: Led, ledger: Ledger, rng: random.Random, now: float) -> None:
         self.groups: dict[str, Group] = {}
+        self.clock: float | None = None
+        """The last time that the ledger tells, by the clock of who led then."""
+        self._began = now
         self.damaged = False
         self.on_change: Callable[[Group], None] = lambda group: None
         """Called when a group may have a new deadline, more room or more to give."""
@@ -120,15 +132,40 @@ class Deliveries:
         self, entries: Sequence[Entry], also: Sequence[bytes] = (), patient: bool = False
     ) -> "asyncio.Future[None]":
         """Write entries whose effect is in memory already."""
+        for entry in entries:
+            if entry[0] == kinds.GRANTED:
+                self.clock = entry[2]
         return self._ledger.write([TAG_DELIVERY + kinds.pack(entries), *also], patient)
 
+    def take_over(self, now: float) -> None:
+        """Go on by this clock: whatever was to end or be due later, is so as much later."""
+        self._began = now
+        if self.clock is not None and self._is_timed():
+            self.write([kinds.clock(now, now - self.clock)])
+
+    def clock_due(self, soonest: float) -> float:
+        """When the ledger should be told the time, if the first lease or wait ends at `soonest`."""
+        since = self._began if self.clock is None else self.clock
+        every = min((soonest - since) / 10, since - self._began, CLOCK_S_MAX)
+        return since + max(every, CLOCK_S_MIN)
+
+    def keep_time(self, now: float, soonest: float) -> float:
+        """Tell the ledger the time, if that is due; when it will be due next."""
+        if now >= self.clock_due(soonest) and self._led.has_enough_replicas():
+            self.write([kinds.clock(now)])
+        return max(self.clock_due(soonest), now + CLOCK_S_MIN)
+
+    def _is_timed(self) -> bool:
+        return any(len(one.core.leases) or len(one.core.waiting) for one in self.groups.values())
+
     def settle_dead(
-        self, group: str, rows: Iterable[Row], also: Sequence[bytes] = ()
+        self, group: str, rows: Iterable[Row], also: Sequence[bytes] = (), how: int = kinds.DEAD
     ) -> "asyncio.Future[None]":
-        """The copies of these dying records are safe; rows of leases that are gone do nothing."""
+        """The copies of these dying records are safe, or (SKIPPED) nothing was left to copy; rows
+        of leases that are gone do nothing."""
         if group not in self.groups:
             return self._ledger.write(also)
-        return self.write([(kinds.SETTLED, group, kinds.DEAD, tuple(rows))], also)
+        return self.write([(kinds.SETTLED, group, how, tuple(rows))], also)
 
     def pass_over(
         self, group: str, ranges: Iterable[tuple[int, int]], also: Sequence[bytes] = ()
@@ -164,6 +201,8 @@ class Deliveries:
 
     def _apply(self, entry: Entry) -> None:
         kind, name = entry[0], entry[1]
+        if kind in (kinds.GRANTED, kinds.CLOCK):
+            self.clock = entry[2]
         if name is None:
             for group in self.groups.values():
                 group.core.apply(entry)
@@ -191,7 +230,8 @@ class Deliveries:
             self._apply(entry)
 
     def snapshot(self) -> list[bytes]:
-        return [kinds.pack([group.core.snapshot()]) for group in self.groups.values()]
+        told = [] if self.clock is None else [kinds.pack([kinds.clock(self.clock)])]
+        return told + [kinds.pack([group.core.snapshot()]) for group in self.groups.values()]
 
     def _believable(self, entry: Entry) -> Entry | None:
         """What an entry still says when those before it are not all known."""

@@ -76,7 +76,7 @@ class Engine:
         )
 
     def now(self) -> float:
-        """Wall-clock seconds: deadlines outlive the node that set them."""
+        """Wall-clock seconds of this node. Deadlines outlive it: see deliveries.py."""
         return self.tools.wall_ms() / 1000
 
     def replay(self, skip_damaged: bool) -> Iterator[None]:
@@ -91,6 +91,7 @@ class Engine:
             self.deliveries.damaged = False
             self.deliveries.restart_unsettled()
             self.ledger.begin_snapshot()
+        self.deliveries.take_over(self.now())
         if self.deliveries.refers_beyond(end):
             logger.error("partition=%s event=ledger_clipped end=%d", self.led.place, end)
             self.deliveries.write([kinds.clipped(end)])

@@ -14,6 +14,7 @@ from raftq.client.wire.errors import InvalidArgument, NotLeader, OffsetOutOfRang
 from raftq.client.wire.messages import EPOCH_ANY
 from raftq.node.partition import Partition
 from raftq.node.queues.engine import Engine, Waits
+from raftq.node.queues.offsets import NOTHING
 from raftq.node.queues.parked import LeaseAnswer, LeaseCall, Place
 from raftq.node.queues.queue import PartitionQueue
 from raftq.node.queues.serving import Queues, check_group, check_topic
@@ -220,7 +221,8 @@ class QueueHandlers:
             data = engine.led.data
             if one.offset > data.log.end_offset:
                 raise OffsetOutOfRange(f"{engine.led.place} ends before offset {one.offset}")
-            return engine.offsets.store(message.group, one.offset, one.owner_epoch, message.member)
+            owner = (one.owner_epoch, message.member, one.turn)
+            return engine.offsets.store(message.group, one.offset, *owner)
 
         found = [self._at_offset(message.group, one, store) for one in message.offsets]
         return wire.StoreOffsetsReply(tuple(await asyncio.gather(*found)))
@@ -254,7 +256,9 @@ class QueueHandlers:
             if not replicated.done() or replicated.exception() is not None:
                 await asyncio.shield(replicated)
         except RaftqError as error:
-            return wire.StoredOffset(topic, number, error.code)
+            known = error.details.get("owner_epoch", NOTHING)
+            fenced_by = known if isinstance(known, int) else NOTHING
+            return wire.StoredOffset(topic, number, error.code, owner_epoch=fenced_by)
         data = engine.led.data
         return wire.StoredOffset(
             topic, number, "", offset, owner_epoch, data.log.start_offset, data.high_watermark

@@ -1,10 +1,14 @@
 """The positions that stream groups have stored in a partition, and who may: chapter O. (Shell.)
 
-A position is (offset, owner epoch, member, owned). The coordinator gives a partition to a member in
-some generation, the owner epoch; the member claims it here before it reads, and from then on older
-epochs are fenced: they cannot store any more. Who stores without an epoch (an operator, a REST
-caller) may do so while nobody owns the partition; `place`, the operator's reset, ends ownership but
-not the fence.
+A position is (offset, owner epoch, member, owned, turn). The coordinator gives a partition to a
+member in some generation, the owner epoch; the member claims it here before it reads, and from then
+on older epochs are fenced: they cannot store any more. Who stores without an epoch (an operator, a
+REST caller) may do so while nobody owns the partition; `place`, the operator's reset, ends
+ownership but not the fence.
+
+A store may be late: sent over a connection that hung, and overtaken by the next one of its owner,
+or by an operator. The owner numbers its stores, and of those the last `turn` is kept: what has no
+higher one changes nothing. An owner may well store a lower offset, with a higher turn.
 
 A record is a msgpack list of rows: the whole position of a group, or its name alone when it is
 forgotten. So a record says the same whatever came before it.
@@ -32,6 +36,8 @@ class Position:
     owner_epoch: int = NOTHING
     member: str = ""
     owned: bool = False
+    turn: int = 0
+    """Of the last store of the owner with this epoch; 0: it does not number them."""
 
 
 class StoredOffsets:
@@ -45,25 +51,30 @@ class StoredOffsets:
         return self.positions.get(group) or Position()
 
     def store(
-        self, group: str, offset: int, owner_epoch: int, member: str
+        self, group: str, offset: int, owner_epoch: int, member: str, turn: int = 0
     ) -> "asyncio.Future[None]":
-        """Store a position, unless a newer owner is known."""
+        """Store a position, unless a newer owner is known, or a later turn of this one."""
         known = self._check(group, owner_epoch)
         if owner_epoch == NOTHING:
-            return self._write(group, Position(offset, known.owner_epoch, member, False))
-        return self._write(group, Position(offset, owner_epoch, member, True))
+            return self._write(
+                group, Position(offset, known.owner_epoch, member, False, known.turn)
+            )
+        if owner_epoch == known.owner_epoch and 0 < turn <= known.turn:
+            return self._ledger.barrier()
+        return self._write(group, Position(offset, owner_epoch, member, True, turn))
 
     def claim(self, group: str, owner_epoch: int, member: str) -> "asyncio.Future[None]":
         """Fence everybody with an older epoch."""
         known = self._check(group, owner_epoch)
         if (known.owner_epoch, known.member, known.owned) == (owner_epoch, member, True):
             return self._ledger.barrier()
-        return self._write(group, Position(known.offset, owner_epoch, member, True))
+        turn = known.turn if owner_epoch == known.owner_epoch else 0
+        return self._write(group, Position(known.offset, owner_epoch, member, True, turn))
 
     def place(self, group: str, offset: int) -> "asyncio.Future[None]":
         """Put the group there, whoever owns it."""
         known = self.of(group)
-        return self._write(group, Position(offset, known.owner_epoch, "", False))
+        return self._write(group, Position(offset, known.owner_epoch, "", False, known.turn))
 
     def forget(self, group: str) -> "asyncio.Future[None]":
         self.positions.pop(group, None)
@@ -104,9 +115,9 @@ class StoredOffsets:
         if not rest:
             self.positions.pop(group, None)
             return
-        offset, owner_epoch, member, owned = rest
+        offset, owner_epoch, member, owned, turn = rest
         self.positions[str(group)] = Position(
-            int(offset), int(owner_epoch), str(member), bool(owned)
+            int(offset), int(owner_epoch), str(member), bool(owned), int(turn)
         )
 
     def snapshot(self) -> Iterable[bytes]:
@@ -122,7 +133,10 @@ class StoredOffsets:
 
 
 def _row(group: str, position: Position) -> list[Any]:
-    return [group, position.offset, position.owner_epoch, position.member, position.owned]
+    return [
+        *(group, position.offset, position.owner_epoch, position.member),
+        *(position.owned, position.turn),
+    ]
 
 
 def _pack(rows: list[Any]) -> bytes:

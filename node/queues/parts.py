@@ -39,6 +39,12 @@ class Transfers(Chapter, Protocol):
         `Deliveries.spare` gives the records back and the future fails.
         """
 
+    def parked(self, group: str) -> int:
+        """Records of a group whose copies are refused, for whatever reason, and wait."""
+
+    def lost(self, group: str) -> int:
+        """Records of a group that were gone before their copy was made, since this leader began."""
+
 
 class DelayLine(Protocol):
     """The records of a partition that are not due yet."""

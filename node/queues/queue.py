@@ -212,7 +212,7 @@ class PartitionQueue:
         """A group has a new deadline, or more room, or more to give."""
         deadline = group.core.next_deadline()
         if deadline is not None:
-            self._arm(deadline)
+            self._arm(min(deadline, self.engine.deliveries.clock_due(deadline)))
         if group.core.group in self._waiters:
             self._wake_later()
 
@@ -243,4 +243,5 @@ class PartitionQueue:
             if deadline is not None:
                 deadlines.append(deadline)
         if deadlines:
-            self._arm(min(deadlines))
+            soonest = min(deadlines)
+            self._arm(min(soonest, engine.deliveries.keep_time(now, soonest)))

@@ -21,12 +21,13 @@ from raftq.client.wire.errors import (
     RaftqError,
 )
 from raftq.client.wire.queue_messages import Settle
+from raftq.cluster.topic_config import DEAD_LETTER_SUFFIX
 from raftq.node.delivery import entries as kinds
 from raftq.node.delivery.entries import Entry
 from raftq.node.delivery.group import DeadLetter, GroupDelivery, Row
 from raftq.node.delivery.leases import TAG_SHIFT, group_tag
 from raftq.node.queues.covering import without
-from raftq.node.queues.deliveries import DEAD_LETTER_SUFFIX, Group
+from raftq.node.queues.deliveries import Group
 from raftq.node.queues.engine import Engine, Waits
 
 DELAY_MS_MAX = 366 * 24 * 3_600_000

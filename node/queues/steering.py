@@ -103,6 +103,7 @@ def _described(engine: Engine, name: str) -> QueueGroup:
     core = group.core
     counters: dict[str, Detail] = dict(zip(_COUNTERS, core.counters.to_row(), strict=True))
     counters |= {"rejected": group.rejected, "extended": group.extended}
+    counters |= {"parked": engine.transfers.parked(name), "lost": engine.transfers.lost(name)}
     return QueueGroup(
         group=name,
         settled_offset=max(core.settled.prefix, engine.led.data.log.start_offset),

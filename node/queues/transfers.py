@@ -4,6 +4,10 @@ copies.py says what is owed and why each copy is made once. One task per target 
 is owed to it, a batch at a time, and goes on trying for as long as the epoch lasts: whoever waits
 for an unreachable target is that task alone. When a batch has arrived, its source records are
 settled and the batch is DONE in one write.
+
+A dead letter that its target refuses for good is parked: those behind it go first, its record stays
+unsettled, and it is tried again now and then. A redrive that is refused stays the letter it is. A
+record that is gone before its copy was made is settled as skipped, never as a dead letter.
 """
 
 import asyncio
@@ -17,13 +21,16 @@ from raftq.client.wire.batch import Producer, encode
 from raftq.client.wire.errors import (
     CorruptBatch,
     FencedProducer,
+    InvalidArgument,
     OutOfOrderSequence,
     RaftqError,
     RequestTimeout,
+    TooLarge,
     UnknownPartition,
     UnknownTopic,
 )
 from raftq.client.wire.record import Headers, Record
+from raftq.node.delivery import entries as kinds
 from raftq.node.delivery.group import DeadLetter, Row
 from raftq.node.leading import Led
 from raftq.node.queues.copies import NO_PRODUCER, Copies, Letter, Open, Owed, Stream, Target, pack
@@ -44,6 +51,10 @@ GONE_S = 60.0
 REPAIR_S = 60.0
 """After so long damaged records are given up."""
 SPARE_S = 60.0
+PARKED_S = 600.0
+"""How often what is parked is tried again; a new leader tries at once."""
+REFUSALS = (TooLarge, InvalidArgument)
+"""What a target says that will say so again."""
 
 
 class Courier(Protocol):
@@ -92,6 +103,10 @@ class LedTransfers:
         self._redriving: dict[int, None] = {}
         self._moved: asyncio.Future[None] = led.loop.create_future()
         self._producer_lock = asyncio.Lock()
+        self._one_by_one: dict[Target, int] = {}
+        """So many records of a stream go out alone: one of them is refused."""
+        self._try_again: asyncio.TimerHandle | None = None
+        self._lost_by_group: dict[str, int] = {}
         self._stopped = False
 
     # The chapter
@@ -103,6 +118,7 @@ class LedTransfers:
         return self.copies.snapshot()
 
     def begin(self) -> None:
+        self._unpark()
         for stream in list(self.copies.streams.values()):
             for row in stream.rows:
                 if row.letter is None:
@@ -114,6 +130,8 @@ class LedTransfers:
 
     def stop(self) -> None:
         self._stopped = True
+        if self._try_again is not None:
+            self._try_again.cancel()
         self._tasks.cancel()
 
     # What is owed
@@ -164,6 +182,19 @@ class LedTransfers:
             self.copies.apply(entry)
         return [TAG_TRANSFER + pack(entry) for entry in entries]
 
+    def parked(self, group: str) -> int:
+        """Dying records of a group whose dead letters are refused."""
+        return sum(
+            row.end - row.start
+            for stream in self.copies.streams.values()
+            for row, _ in stream.parked
+            if row.letter is not None and row.letter.group == group
+        )
+
+    def lost(self, group: str) -> int:
+        """Dying records of a group that were gone before their dead letter was made, so far."""
+        return self._lost_by_group.get(group, 0)
+
     async def arrived(self, targets: Iterable[Target], timeout_s: float) -> None:
         """Return when nothing is owed to these that is owed now, or when the time is over."""
         goals = []
@@ -195,6 +226,11 @@ class LedTransfers:
                     continue
                 except (OutOfOrderSequence, FencedProducer) as error:
                     await self._renumber(stream, error)
+                except REFUSALS as error:
+                    if stream.open is not None:
+                        await self._refused(stream, stream.open, error)
+                        continue
+                    logger.warning("%s copies for %s wait: %s", self._led.place, target, error)
                 except RaftqError as error:
                     now = self._led.loop.time()
                     failed_at = failed_at or now
@@ -241,7 +277,7 @@ class LedTransfers:
 
     async def _open(self, stream: Stream) -> bool:
         """Give numbers to the next batch; False when its first records are gone for ever."""
-        rows = stream.first(BATCH_RECORDS)
+        rows = stream.first(1 if stream.target in self._one_by_one else BATCH_RECORDS)
         count = size = 0
         for row in rows:
             if row.lane != rows[0].lane or size >= BATCH_BYTES:
@@ -265,8 +301,16 @@ class LedTransfers:
         log = self._led.data.log
         if log.start_offset <= row.start < log.end_offset:
             raise CorruptBatch(f"{self._led.place} cannot read offset {row.start}")
-        logger.error("partition=%s offset=%d is gone: no copy", self._led.place, row.start)
-        self._finish(stream, 1)
+        self._tell_lost(row, "it is not kept any more")
+        self._finish(stream, 1, kinds.SKIPPED)
+
+    def _tell_lost(self, row: Owed, why: str) -> None:
+        group = "" if row.letter is None else row.letter.group
+        self._lost_by_group[group] = self._lost_by_group.get(group, 0) + 1
+        logger.error(
+            "partition=%s event=copy_lost offset=%d group=%s no copy was made: %s",
+            self._led.place, row.start, group, why,
+        )  # fmt: skip
 
     def _batch(self, stream: Stream, sent: Open) -> bytearray:
         """The open batch, made from the records as often as it is sent."""
@@ -296,8 +340,8 @@ class LedTransfers:
             producer=Producer(self.copies.producer_id, sent.epoch, sent.sequence),
         )
 
-    def _finish(self, stream: Stream, count: int) -> None:
-        """The first records of a stream are safe: settle them where they came from."""
+    def _finish(self, stream: Stream, count: int, how: int = kinds.DEAD) -> None:
+        """The first records of a stream are safe, or gone: settle them where they came from."""
         settled: dict[str, list[Row]] = {}
         redriven: list[tuple[int, int]] = []
         for row in stream.first(count):
@@ -309,7 +353,8 @@ class LedTransfers:
                 letter = row.letter
                 settled.setdefault(letter.group, []).append((letter.nonce, row.start, row.end))
         for group, rows in settled.items():
-            self._deliveries.settle_dead(group, rows)
+            self._deliveries.settle_dead(group, rows, how=how)
+        self._passed(stream, count)
         done = self._applied(self.copies.done(stream, count))
         if redriven:
             self._deliveries.pass_over(GROUP, redriven, done)
@@ -336,12 +381,57 @@ class LedTransfers:
         )  # fmt: skip
         await self._replicated(self._write(self.copies.renumbered(stream, epoch)))
 
+    async def _refused(self, stream: Stream, sent: Open, error: RaftqError) -> None:
+        """The target will never take the open batch: find the record that is to blame."""
+        if sent.count > 1:
+            self._one_by_one[stream.target] = sent.count
+            await self._replicated(self._write(self.copies.shortened(stream, 1)))
+            return
+        (row,) = stream.first(1)
+        place, target = self._led.place, stream.target
+        given_back = self.copies.shortened(stream, 0)
+        if row.letter is None:
+            logger.error(
+                "partition=%s event=redrive_refused offset=%d target=%s the letter stays: %s",
+                place, row.start, target, error,
+            )  # fmt: skip
+            self._redriving.pop(row.start, None)
+            self._write(given_back, self.copies.done(stream, 1))
+        else:
+            logger.error(
+                "partition=%s event=letter_parked offset=%d group=%s target=%s its record stays "
+                "unsettled: %s", place, row.start, row.letter.group, target, error,
+            )  # fmt: skip
+            self._write(given_back, self.copies.refused(stream, 1, str(error)[:TEXT_MAX]))
+            self._arm()
+        self._passed(stream, 1)
+        self._tell()
+
+    def _passed(self, stream: Stream, count: int) -> None:
+        left = self._one_by_one.pop(stream.target, 0) - count
+        if left > 0:
+            self._one_by_one[stream.target] = left
+
+    def _arm(self) -> None:
+        if self._try_again is None:
+            self._try_again = self._led.loop.call_later(PARKED_S, self._look_at_parked)
+
+    def _look_at_parked(self) -> None:
+        self._try_again = None
+        if not self._stopped:
+            self._unpark()
+
+    def _unpark(self) -> None:
+        """What was refused may fit by now, or be gone, which has to be told."""
+        for stream in [one for one in self.copies.streams.values() if one.parked]:
+            self._write(self.copies.unparked(stream))
+            self._start(stream)
+
     def _gives_up(self, stream: Stream, error: RaftqError, failing_s: float) -> bool:
         """Whether what is owed first is not owed any more."""
         if isinstance(error, CorruptBatch) and stream.open is None and failing_s > REPAIR_S:
-            row = stream.rows[0]
-            logger.error("partition=%s offset=%d is lost: %s", self._led.place, row.start, error)
-            self._finish(stream, 1)
+            self._tell_lost(stream.rows[0], str(error))
+            self._finish(stream, 1, kinds.SKIPPED)
             return True
         is_redrive = stream.rows[0].letter is None
         is_gone = isinstance(error, UnknownTopic | UnknownPartition)

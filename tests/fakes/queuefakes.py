@@ -79,6 +79,12 @@ class FakeTransfers:
         else:
             self._open.pop(entry[1], None)
 
+    def parked(self, group: str) -> int:
+        return 0
+
+    def lost(self, group: str) -> int:
+        return 0
+
     def replay(self, content: bytes) -> None:
         self._apply(msgpack.unpackb(content))
 
@@ -130,10 +136,12 @@ class Cluster:
         ]
         self.copies: dict[tuple[int, int], tuple[str, list[list[int]], str]] = {}
         self.damage: list[tuple[int, RaftqError]] = []
+        self.skew_ms = 0
+        """By how much the leader's clock is ahead of the loop's."""
         self.queues = Queues(
             QueueTools(
                 rng=self.rng,
-                wall_ms=lambda: int(self.loop.time() * 1000),
+                wall_ms=lambda: int(self.loop.time() * 1000) + self.skew_ms,
                 make_transfers=lambda led, ledger, deliveries: FakeTransfers(
                     led, ledger, deliveries, self.copies
                 ),
@@ -163,8 +171,11 @@ class Cluster:
     def queue(self, number: int = 0) -> Any:
         return self.queues.of(self.partitions[number].place)
 
-    def fail_over(self, number: int = 0, settle_s: float = 0.01) -> None:
-        """The next leader takes over; it settles a little later."""
+    def fail_over(
+        self, number: int = 0, settle_s: float = 0.01, skew_ms: int | None = None
+    ) -> None:
+        """The next leader takes over, by a clock of its own; it settles a little later."""
+        self.skew_ms = self.skew_ms if skew_ms is None else skew_ms
         queue = self.queues.find(self.partitions[number].place)
         led = self.partitions[number].fail_over(self.rng)
         if queue is not None:

@@ -16,6 +16,7 @@ from raftq.client.wire.errors import (
     NotLeader,
     RaftqError,
     RequestTimeout,
+    TooLarge,
     UnknownTopic,
 )
 from raftq.client.wire.record import Record
@@ -70,6 +71,8 @@ class Courier:
     def __init__(self, world: "World") -> None:
         self.world = world
         self.faults = 0.0
+        self.refused: dict[bytes, None] = {}
+        """Values that no topic takes."""
         self.sent = 0
         self.ids = 100
         self.tasks: list[asyncio.Task[None]] = []
@@ -90,6 +93,8 @@ class Courier:
         self.sent += 1
         if not self.exists(target):
             raise UnknownTopic(target[0])
+        if any(record.value in self.refused for record in Batch(bytes(batch)).records()):
+            raise TooLarge("a value that is over the limit")
         topic = self.world.topics[target[0]]
         fault = rng.random() < self.faults
         kind = rng.choice(("lost", "late", "no reply")) if fault else ""
@@ -191,6 +196,12 @@ class World:
         return await self.ask(
             self.handlers.settle, wire.Settle(group, SOURCE, 0, verb, receipts, **more)
         )
+
+    async def described(self, group: str = "g") -> wire.QueueGroup:
+        message = wire.DescribeQueue(SOURCE, 0, group)
+        reply = await self.ask(self.handlers.describe_queue, message)
+        (found,) = reply.groups
+        return found
 
     async def letters(self, verb: str = "browse", **more: Any) -> tuple[Any, list[Record]]:
         message = wire.DeadLetters(DEAD, 0, verb, **more)

@@ -21,7 +21,7 @@ from raftq.node.queues.courier import NodeCourier
 
 
 def topic(name: str, partitions: int, leader: int | None = 1) -> TopicState:
-    one = PartitionState((1, 2, 3), (1, 2, 3), leader, 1, 1)
+    one = PartitionState((1, 2, 3), (1, 2, 3), leader, 1, 1, (1, 1, 1))
     config = topic_config({"value_bytes_max": 5_000, "min_insync": 3}, 3)
     return TopicState(name, 5, config, (one,) * partitions)
 

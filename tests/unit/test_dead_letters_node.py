@@ -5,13 +5,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from realnode import address, connect, run, running
 
 from raftq import aio
 from raftq.client.connection import Connection
 from raftq.client.wire import queue_messages as wire
-from raftq.client.wire.batch import decode
-from raftq.client.wire.errors import NotLeader, UnknownPartition, UnknownTopic
+from raftq.client.wire.batch import decode, encode
+from raftq.client.wire.errors import (
+    AccessDenied,
+    InvalidArgument,
+    NotLeader,
+    UnknownPartition,
+    UnknownTopic,
+)
+from raftq.client.wire.messages import Produce
 from raftq.client.wire.record import Record
 from raftq.node.app import Node
 
@@ -134,5 +142,92 @@ def test_letters_survive_a_restart_and_no_letter_dies_again(tmp_path: Path) -> N
             await publish(node, b"c")
             assert await reject_all(connection, "bad") == 1
             assert [one.value for one in await letters_when(connection, 2)] == [b"b", b"c"]
+
+    run(scenario)
+
+
+def test_letters_are_taken_whatever_the_limits_of_their_topics_are_now(tmp_path: Path) -> None:
+    """
+    1. The limit of a topic is raised when its dead letters have been made.
+    2. A large record and small ones after it are rejected: all of them are letters.
+    3. The limit is lowered below what the letters have; they are sent back all the same.
+    """
+
+    async def scenario() -> None:
+        large = 2 * 1024 * 1024
+        async with running(tmp_path) as node, await connect(node) as connection:
+            async with aio.Admin(address(node)) as admin:
+                await admin.create_topic("orders", partitions=2, replication=1)
+                await publish(node, b"first")
+                assert await reject_all(connection, "bad") == 1
+                await letters_when(connection, 1)
+                await admin.alter_topic("orders", {"value_bytes_max": 2 * large})
+                async with aio.Producer(address(node), value_bytes_max=2 * large) as producer:
+                    await producer.send("orders", bytes(large), partition=1)
+                    await producer.flush()
+                await publish(node, b"a", b"b")
+                dead = 0
+                while dead < 3:
+                    dead += await reject_all(connection, "bad")
+                found = await letters_when(connection, 4)
+                assert [len(one.value) for one in found] == [5, large, 1, 1]
+                await admin.alter_topic("orders", {"value_bytes_max": 10})
+            reply, _ = await letters(connection, verb="redrive")
+            assert reply.count == 4
+
+    run(scenario)
+
+
+def test_topic_whose_dead_letters_could_have_no_name_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as node, aio.Admin(address(node)) as admin:
+            with pytest.raises(InvalidArgument, match="1 to 245"):
+                await admin.create_topic("t" * 246, partitions=1, replication=1)
+            await admin.create_topic("t" * 245, partitions=1, replication=1)
+            await node.courier.make_dead_letters("t" * 245)
+            assert "t" * 245 + ".dlq" in await admin.list_topics()
+
+    run(scenario)
+
+
+def test_refused_letters_are_told_where_users_look(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            running(tmp_path) as node,
+            await connect(node) as connection,
+            aio.Admin(address(node)) as admin,
+        ):
+            await admin.create_topic("orders", partitions=2, replication=1)
+            await publish(node, b"a", b"b")
+            assert await admin.parked_letters("orders") == 0
+
+            async def refuse(topic: str) -> None:
+                raise InvalidArgument("no such name")
+
+            node.courier.make_dead_letters = refuse  # type: ignore[method-assign]
+            assert await reject_all(connection, "bad") == 2
+            assert await parked_when(admin, 2)
+            (one,) = [one for one in (await admin.describe_group("g")).partitions if one.counters]
+            assert one.counters is not None
+            assert (one.counters["parked"], one.counters["dead"]) == (2, 0)
+
+    run(scenario)
+
+
+async def parked_when(admin: aio.Admin, count: int) -> bool:
+    for _ in range(300):
+        if await admin.parked_letters("orders.dlq") == count:
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
+def test_copies_are_taken_from_nodes_only(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as node, await connect(node) as connection:
+            async with aio.Admin(address(node)) as admin:
+                await admin.create_topic("orders", partitions=2, replication=1)
+            with pytest.raises(AccessDenied):
+                await connection.request(Produce("orders", 1, copies=True), (encode([b"v"]),))
 
     run(scenario)

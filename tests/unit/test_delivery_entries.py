@@ -47,6 +47,7 @@ def one_of_each() -> list[entries.Entry]:
     do(group.pause(True))
     do(group.snapshot())
     do(group.clip(80))
+    do(entries.clock(3.0, -1.5))
     do(group.reset(3))
     do(entries.deleted("g"))
     return kept

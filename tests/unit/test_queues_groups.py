@@ -19,8 +19,11 @@ from raftq.client.wire.errors import (
 from raftq.node.strand import DATA, LEDGER
 
 
-async def store(cluster: Cluster, offset: int, owner_epoch: int = -1, group: str = "g") -> Any:
-    message = wire.StoreOffsets(group, "m", (wire.StoreOffset("orders", 0, offset, owner_epoch),))
+async def store(
+    cluster: Cluster, offset: int, owner_epoch: int = -1, group: str = "g", turn: int = 0
+) -> Any:
+    row = wire.StoreOffset("orders", 0, offset, owner_epoch, turn)
+    message = wire.StoreOffsets(group, "m", (row,))
     return (await cluster.ask(cluster.handlers.store_offsets, message)).offsets[0]
 
 
@@ -53,6 +56,39 @@ def test_a_new_owner_fences_the_one_before() -> None:
         assert (await store(cluster, 3)).error == ""
         assert (await store(cluster, 4, 5)).error == "fenced_generation"
         assert (await store(cluster, 4, 6)).error == ""
+
+    run(main())
+
+
+def test_a_late_store_of_the_same_owner_changes_nothing() -> None:
+    """
+    1. A store hangs on its way, the next one of the same owner arrives, then the first one.
+    2. An owner that steps back on purpose does so with a later turn.
+    3. Neither undoes what an operator has set since, and all of that outlives its leader.
+    """
+
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.serve()
+        cluster.publish(*[b"x"] * 10)
+        await read(cluster, 5)
+        assert (await store(cluster, 8, 5, turn=2)).offset == 8
+        late = await store(cluster, 3, 5, turn=1)
+        assert (late.error, late.offset) == ("", 8)
+        cluster.fail_over()
+        assert (await store(cluster, 3, 5, turn=1)).offset == 8
+        assert (await store(cluster, 4, 5, turn=3)).offset == 4
+        await cluster.steer("reset", to="offset", at=1)
+        assert (await store(cluster, 4, 5, turn=3)).offset == 1
+        cluster.queue().engine.ledger.begin_snapshot()
+        await pause(0.1)
+        cluster.fail_over()
+        assert (await store(cluster, 4, 5, turn=3)).offset == 1
+        assert (await store(cluster, 6, 5, turn=4)).offset == 6
+        # The next owner counts for itself.
+        await read(cluster, 6)
+        assert (await store(cluster, 7, 6, turn=1)).offset == 7
+        assert (await store(cluster, 5, 6)).offset == 5
 
     run(main())
 

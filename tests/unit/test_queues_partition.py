@@ -69,6 +69,7 @@ def test_nothing_is_answered_before_it_is_replicated() -> None:
         await pause(1)
         assert not acked.done()
         assert not again.done()  # that it is settled is not sure yet, so nobody is told
+        cluster.partitions[0].lag_s = 0.001
         cluster.partitions[0].replicate()
         assert (await acked).errors == ("",)
         assert (await again).errors == ("already_settled",)

@@ -16,6 +16,7 @@ from raftq.client.wire.queue_messages import DeadLetters
 from raftq.client.wire.record import HEADERS_BYTES_MAX, Record, pack_headers
 from raftq.node.queues.copies import Copies, Letter, Owed, Stream
 from raftq.node.queues.letters import Filter, dead_headers, origin, redriven_headers
+from raftq.node.queues.transfers import PARKED_S
 from raftq.node.storage.producers import Producers
 
 
@@ -136,6 +137,116 @@ def test_records_that_retention_took_before_their_copy_hold_up_nobody() -> None:
     run(main)
 
 
+def test_refused_letter_is_parked_and_holds_up_nobody() -> None:
+    """
+    1. One of four dying records is refused by the dead letters, for good.
+    2. The others arrive; the refused one stays unsettled, and whoever asks is told.
+    3. A new leader knows that, and tries again; what fits by then arrives, once.
+    """
+
+    async def main() -> None:
+        world = World(1)
+        world.courier.refused = {b"b": None}
+        world.publish(b"a", b"b", b"c", b"d")
+        await pause(0.1)
+        await world.settle("reject", await world.lease(), reason="bad")
+        await pause(1)
+        assert [record.value for record in world.records(DEAD)] == [b"a", b"c", b"d"]
+        world.publish(b"e")
+        await pause(0.1)
+        await world.settle("reject", await world.lease(), reason="bad")
+        await pause(1)
+        assert [record.value for record in world.records(DEAD)] == [b"a", b"c", b"d", b"e"]
+        for _ in range(3):
+            one = await world.described()
+            assert (one.counters["parked"], one.counters["dead"], one.in_flight) == (1, 4, 1)
+            assert (one.settled_offset, one.unsettled) == (1, 1)
+            assert await world.lease() == []
+            world.fail_over(SOURCE)
+            await pause(2)
+        engine = world.queues.of(world.topics[SOURCE].partition.place).engine
+        engine.ledger.begin_snapshot()
+        await pause(0.1)
+        world.courier.refused = {}
+        world.fail_over(SOURCE)
+        await pause(5)
+        values = [record.value for record in world.records(DEAD)]
+        assert values == [b"a", b"c", b"d", b"e", b"b"]
+        one = await world.described()
+        assert (one.counters["parked"], one.settled_offset, one.unsettled) == (0, 5, 0)
+        world.stop()
+
+    run(main)
+
+
+def test_parked_letter_is_tried_again_by_the_same_leader() -> None:
+    async def main() -> None:
+        world = World(1)
+        world.courier.refused = {b"a": None}
+        world.publish(b"a")
+        await pause(0.1)
+        await world.settle("reject", await world.lease())
+        await pause(30)
+        sent = world.courier.sent
+        assert sent < 5
+        await pause(300)
+        assert world.courier.sent == sent
+        world.courier.refused = {}
+        await pause(2 * PARKED_S)
+        assert [record.value for record in world.records(DEAD)] == [b"a"]
+        world.stop()
+
+    run(main)
+
+
+def test_parked_letter_that_retention_took_is_told_and_no_dead_letter(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        world = World(1)
+        world.courier.refused = {b"a": None}
+        world.publish(b"a")
+        await pause(0.1)
+        log = world.topics[SOURCE].partition.strands["data"].log
+        log.roll()
+        world.publish(b"b")
+        await pause(0.1)
+        await world.settle("reject", await world.lease())
+        await pause(1)
+        log.truncate_prefix(1)
+        assert "copy_lost" not in caplog.text
+        await pause(2 * PARKED_S)
+        assert "event=copy_lost offset=0 group=g" in caplog.text
+        one = await world.described()
+        facts = [one.counters[name] for name in ("parked", "lost", "dead", "skipped")]
+        assert (facts, one.settled_offset) == ([0, 1, 1, 1], 2)
+        world.stop()
+
+    run(main)
+
+
+def test_refused_redrive_stays_a_letter_and_the_others_go() -> None:
+    async def main() -> None:
+        world = World(1)
+        world.publish(b"a", b"b", b"c")
+        await pause(0.1)
+        await world.settle("reject", await world.lease())
+        await pause(1)
+        world.courier.refused = {b"b": None}
+        reply, _ = await world.letters("redrive")
+        assert reply.count == 2
+        assert [record.value for record in world.records(SOURCE)[3:]] == [b"a", b"c"]
+        _, left = await world.letters()
+        assert [record.value for record in left] == [b"b"]
+        world.courier.refused = {}
+        reply, _ = await world.letters("redrive")
+        assert reply.count == 1
+        assert [record.value for record in world.records(SOURCE)[3:]] == [b"a", b"c", b"b"]
+        world.stop()
+
+    run(main)
+
+
 def test_browse_redrive_and_purge_with_filters_and_portions() -> None:
     async def main() -> None:
         world = World(1)
@@ -233,8 +344,13 @@ def test_snapshot_of_copies_says_what_its_entries_said(seed: int) -> None:
         elif stream.open is not None:
             if choice < 0.8:
                 copies.apply(copies.renumbered(stream, stream.epoch + 1))
+            elif choice < 0.85:
+                copies.apply(copies.shortened(stream, 0))
+                copies.apply(copies.refused(stream, 1, "too large"))
             else:
                 copies.apply(copies.done(stream, stream.open.count))
+        elif stream.parked and choice > 0.9:
+            copies.apply(copies.unparked(stream))
         again = Copies()
         for content in copies.snapshot():
             again.replay(content)
@@ -247,7 +363,7 @@ def _facts(stream: Stream) -> tuple[Any, ...]:
     sent = stream.open
     number = None if sent is None else (sent.count, sent.epoch, sent.sequence)
     rows = [(r.start, r.end, r.lane, r.letter) for r in stream.rows]
-    return rows, stream.epoch, stream.sequence, stream.owed, number
+    return rows, stream.parked, stream.epoch, stream.sequence, stream.owed, number
 
 
 class Story:
