@@ -15,8 +15,9 @@ for beginnings that were cut off and that some replica may still have.
 from collections.abc import Iterator
 
 from history import Send
-from simcluster import SimCluster, SimNode
+from simcluster import Id, Key, SimCluster, SimNode
 
+from raftq.client.wire.errors import StorageError
 from raftq.node.partition import Partition
 from raftq.node.storage.log import Log
 from raftq.node.strand import NAMES
@@ -36,12 +37,24 @@ class Invariants:
         self._every = every
         self._countdown = every
         self._checks = 0
-        self._leaders: dict[tuple[str, int, int], tuple[int, int]] = {}
-        self._watermarks: dict[tuple[str, int, int], list[int]] = {}
-        self._readable: dict[tuple[str, int], list[int]] = {}
-        cluster.consensus.on_decided = self.check
+        # By the topic's id: one that is created anew is another one.
+        self._leaders: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self._watermarks: dict[tuple[int, int, int], list[int]] = {}
+        self._readable: dict[Id, list[int]] = {}
+        self._min_insync: dict[str, int] = {}
+        self._broken: Broken | None = None
+        cluster.consensus.on_decided = self._on_decided
+
+    def _on_decided(self) -> None:
+        """Nobody would hear what is raised here; the end of the turn raises it."""
+        try:
+            self.check()
+        except Broken as error:
+            self._broken = self._broken or error
 
     def after_turn(self) -> None:
+        if self._broken is not None:
+            raise self._broken
         self._countdown -= 1
         if not self._countdown:
             self._countdown = self._every
@@ -56,32 +69,33 @@ class Invariants:
                 if partition.replica.role == "leader":
                     self._check_leader(node, partition)
         for topic, number, state in self._cluster.consensus.state.all_partitions():
-            key = (topic.name, number)
-            if key in self._readable:
+            readable = self._readable.get((topic.topic_id, number))
+            if readable is not None:
                 for member in state.isr:
-                    self._check_member(key, state.leader, self._cluster.nodes[member])
+                    node = self._cluster.nodes[member]
+                    self._check_member((topic.name, number), state.leader, node, readable)
 
     def _check_leader(self, node: SimNode, partition: Partition) -> None:
         place, replica = partition.place, partition.replica
-        key = (place.topic, place.number, replica.epoch)
+        key = (place.topic_id, place.number, replica.epoch)
         assert node.node is not None
         who = (node.node_id, node.node.incarnation)
         if self._leaders.setdefault(key, who) != who:
-            raise Broken(f"{key} is led by {self._leaders[key]} and by {who}")
+            raise Broken(f"{place} {key} is led by {self._leaders[key]} and by {who}")
         now = [reach.high_watermark for reach in replica.strands]
         before = self._watermarks.get(key, [])
         if any(new < old for old, new in zip(before, now, strict=False)):
-            raise Broken(f"{key}: the high watermarks went from {before} to {now}")
+            raise Broken(f"{place} {key}: the high watermarks went from {before} to {now}")
         self._watermarks[key] = now
-        readable = self._readable.setdefault((place.topic, place.number), [0] * len(NAMES))
+        readable = self._readable.setdefault((place.topic_id, place.number), [0] * len(NAMES))
         for strand, end in enumerate(now):
             readable[strand] = max(readable[strand], end)
 
-    def _check_member(self, key: tuple[str, int], leader: int | None, node: SimNode) -> None:
+    def _check_member(self, key: Key, leader: int | None, node: SimNode, ends: list[int]) -> None:
         """That a member of the in-sync set has everything that was ever readable."""
         if node.tainted:
             return  # the metadata does not know yet that it lost data
-        for strand, readable in enumerate(self._readable[key]):
+        for strand, readable in enumerate(ends):
             end = node.end_of(key, strand)
             if end is not None and end < readable:
                 raise Broken(
@@ -91,10 +105,14 @@ class Invariants:
         copy = node.copy_of(key)
         if copy is not None and leader is not None and self._checks % _CONTENT_EVERY == 0:
             other = self._cluster.nodes[leader].copy_of(key)
-            if other is not None and other is not copy and not self._cluster.nodes[leader].tainted:
-                for one, two, end in zip(
-                    other.strands, copy.strands, self._readable[key], strict=False
-                ):
+            blind = any(one.disk.fail_read for one in self._cluster.nodes.values())
+            good = (
+                not blind and not self._cluster.rotten and not self._cluster.nodes[leader].tainted
+            )
+            if other is not None and other is not copy and good:
+                if other.place.topic_id != copy.place.topic_id:
+                    return  # one of them has not heard yet that the topic is another one
+                for one, two, end in zip(other.strands, copy.strands, ends, strict=False):
                     _compare(one.log, two.log, end, f"{one} on {node.machine.name}")
 
     def acknowledged(self, send: Send) -> None:
@@ -103,8 +121,11 @@ class Invariants:
         nodes = self._cluster.nodes.values()
         state = self._cluster.consensus.state
         topic = state.topics.get(send.partition[0])
-        if topic is None:
+        if topic is None or topic.name in self._cluster.deleted:
             return
+        # Its leader may not have heard yet that it was raised.
+        needed = min(topic.config.min_insync, self._min_insync.get(topic.name, 2))
+        self._min_insync[topic.name] = needed
         holders = lost = 0
         for node in nodes:
             if node.tainted and node.tainted_at >= send.at:
@@ -113,16 +134,22 @@ class Invariants:
                 holders += _holds(copy, send)
             else:
                 holders += (node.end_of(send.partition) or 0) > send.offset
-        if holders + lost < topic.config.min_insync:
+        rotten = (topic.topic_id, send.partition[1]) in self._cluster.rotten
+        if holders + lost + rotten < needed:
             raise Broken(f"{send}: only {holders} replicas have it\n{self._cluster.describe()}")
 
 
 def _holds(copy: Partition, send: Send) -> bool:
     assert send.offset is not None
     log = copy.log
+    if send.offset < log.start_offset and copy.config.retention_bytes is not None:
+        return True  # it has done its time
     if not log.start_offset <= send.offset < log.end_offset:
         return False
-    batch = log.batch_at(send.offset)
+    try:
+        batch = log.batch_at(send.offset)
+    except StorageError:
+        return True  # it rotted, or cannot be read at the moment: nobody can tell
     return batch.values()[list(batch.offsets()).index(send.offset)] == send.value
 
 
@@ -141,6 +168,24 @@ def _compare(one: Log, other: Log, end: int, what: str) -> None:
                 f"{what}: the batch at {offset} is another than its leader's, and everything below "
                 f"{end} is readable"
             )
+
+
+def is_readable(cluster: SimCluster) -> bool:
+    """Whether every copy can be read from its beginning to its end; what cannot be is reported, as
+    a reader would, so that it is repaired."""
+    readable = True
+    for node in cluster.nodes.values() if cluster.rotten else ():
+        for partition in () if node.node is None else node.node.partitions:
+            for strand in partition.strands:
+                try:
+                    for _ in _bytes_below(strand.log, strand.log.end_offset):
+                        pass
+                except StorageError as error:
+                    assert node.node is not None
+                    assert node.process is not None
+                    readable = False
+                    node.process.call(node.node.partitions.damaged, strand, error)
+    return readable
 
 
 def check_replicas(cluster: SimCluster) -> None:

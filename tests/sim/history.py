@@ -8,7 +8,8 @@ processes. Every record that is sent has a value of its own. A send ends
     unknown   it may have happened, or may happen later
 
 `judge(history, final)` compares it with a full read of every partition after everything has healed
-and names the anomalies:
+and names the anomalies. Retention may have cut off beginnings (`starts`), and a topic may have been
+deleted and created anew (`since`): what was sent to it earlier may be gone.
 
     lost           acknowledged by all and not in the log
     misplaced      acknowledged at one offset and kept at another
@@ -99,19 +100,38 @@ class History:
         return found | {"reads": len(self.reads)}
 
 
-def judge(history: History, final: Mapping[Partition, Log]) -> list[Anomaly]:
-    """Every anomaly of the history, given what the partitions hold in the end."""
-    found = [*check_sends(history, final), *check_logs(history, final)]
-    return [*found, *check_reads(history, final)]
+def judge(
+    history: History,
+    final: Mapping[Partition, Log],
+    starts: Mapping[Partition, int] | None = None,
+    since: Mapping[str, float] | None = None,
+) -> list[Anomaly]:
+    """Every anomaly of the history, given what the partitions hold in the end.
+
+    `starts`: the first offset of partitions that retention may have cut. `since`: of topics that
+    were created anew, the time from which on what was sent must be there.
+    """
+    starts, since = starts or {}, since or {}
+    found = [*check_sends(history, final, starts, since), *check_logs(history, final)]
+    return [*found, *check_reads(history, final, starts)]
 
 
-def check_sends(history: History, final: Mapping[Partition, Log]) -> Iterator[Anomaly]:
+def check_sends(
+    history: History,
+    final: Mapping[Partition, Log],
+    starts: Mapping[Partition, int],
+    since: Mapping[str, float],
+) -> Iterator[Anomaly]:
     """Acknowledged records are where they were said to be; failed ones are nowhere."""
     places = {
         partition: {value: offset for offset, value in log} for partition, log in final.items()
     }
     for one in history.sends:
+        if one.at < since.get(one.partition[0], 0.0):
+            continue
         kept = places.get(one.partition, {}).get(one.value)
+        if kept is None and one.offset is not None and one.offset < starts.get(one.partition, 0):
+            continue
         if one.status == "ok" and one.acks == "all":
             if kept is None:
                 yield Anomaly("lost", str(one))
@@ -146,7 +166,9 @@ def check_logs(history: History, final: Mapping[Partition, Log]) -> Iterator[Ano
             newest[one.producer] = (at, value)
 
 
-def check_reads(history: History, final: Mapping[Partition, Log]) -> Iterator[Anomaly]:
+def check_reads(
+    history: History, final: Mapping[Partition, Log], starts: Mapping[Partition, int]
+) -> Iterator[Anomaly]:
     """Readers saw what stays, every offset of it, once and in order."""
     kept = {(partition, offset): value for partition, log in final.items() for offset, value in log}
     seen: dict[tuple[Partition, int], bytes] = {}
@@ -156,6 +178,9 @@ def check_reads(history: History, final: Mapping[Partition, Log]) -> Iterator[An
         key = (one.partition, one.offset)
         if seen.setdefault(key, one.value) != one.value:
             yield Anomaly("two values", f"{where}, another reader {seen[key]!r}")
+        start = starts.get(one.partition)
+        if start is not None and one.offset < start:
+            continue
         if key not in kept:
             yield Anomaly("vanished", f"{where} at {one.at:.3f}")
         elif kept[key] != one.value:
@@ -163,6 +188,6 @@ def check_reads(history: History, final: Mapping[Partition, Log]) -> Iterator[An
         last = position.get((one.reader, one.partition))
         if last is not None and one.offset <= last:
             yield Anomaly("backwards", f"{where} after {last}")
-        elif last is not None and one.offset > last + 1:
+        elif last is not None and one.offset > last + 1 and start is None:
             yield Anomaly("skipped", f"{where} after {last}")
         position[one.reader, one.partition] = one.offset

@@ -4,9 +4,10 @@
 deep into elections and moves; a part of them is off by one in every field that fences.
 """
 
+from dataclasses import replace
 from random import Random
 
-from raftq.client.wire.errors import RaftqError
+from raftq.client.wire.errors import Detail, RaftqError
 from raftq.cluster.commands import (
     AddPartitions,
     AllocateProducerIds,
@@ -21,9 +22,11 @@ from raftq.cluster.commands import (
     InitNamedProducer,
     Lost,
     MoveReplicas,
+    Recover,
     RegisterNode,
     RemoveNode,
     SetDraining,
+    TellEnds,
     decode_command,
     encode_command,
 )
@@ -38,8 +41,15 @@ LOSSES: tuple[Lost, ...] = ("nothing", "nothing", "tail", "everything")
 
 
 def register(node_id: int, incarnation: int = 1, *, lost: Lost = "nothing") -> RegisterNode:
+    """Of a process with the directory of the one before it, if it did not lose that."""
     host = f"host{node_id}"
-    return RegisterNode(node_id, host, 7070, 8080, f"{host}:7000", "", incarnation, lost)
+    before = None if incarnation == 1 or lost == "everything" else incarnation - 1
+    return RegisterNode(
+        *(node_id, host, 7070, 8080, f"{host}:7000", "", incarnation),
+        lost=lost,
+        before=before,
+        silent=before,
+    )
 
 
 def _node_command(state: ClusterState, rng: Random) -> Command:
@@ -48,7 +58,10 @@ def _node_command(state: ClusterState, rng: Random) -> Command:
     incarnation = node.incarnation if node is not None else 1
     what = rng.randrange(10)
     if what < 3:
-        return register(node_id, incarnation + rng.randrange(2), lost=rng.choice(LOSSES))
+        made = register(node_id, incarnation + rng.randrange(2), lost=rng.choice(LOSSES))
+        if rng.randrange(8) == 0:
+            made = replace(made, before=1, silent=1)
+        return replace(made, synced=rng.random() < 0.3)
     if what < 7:
         return FenceNode(node_id, incarnation + (rng.randrange(6) == 0))
     if what < 9:
@@ -64,6 +77,8 @@ def _topic_command(state: ClusterState, rng: Random) -> Command:
         config = {"min_insync": rng.randrange(1, 3)} if rng.random() < 0.5 else {}
         return CreateTopic(name, rng.randrange(6), replication, config)
     if what < 6:
+        if rng.random() < 0.4:
+            return AlterTopic(name, {"fsync": rng.choice(["always", "interval", None])})
         return AlterTopic(name, {"min_insync": rng.choice([None, 1, 2, 3])})
     if what < 9:
         return AddPartitions(name, rng.randrange(12))
@@ -120,9 +135,35 @@ def _producer_command(state: ClusterState, rng: Random) -> Command:
     return InitNamedProducer(rng.choice("xyz"))
 
 
+def _recovery_command(state: ClusterState, rng: Random) -> Command:
+    """Mostly about what waits for it."""
+    found = list(state.all_partitions())
+    if not found:
+        return _topic_command(state, rng)
+    waiting = [row for row in found if row[2].recovery is not None]
+    leaderless = [row for row in found if row[2].leader is None]
+    off = rng.randrange(12)
+    if rng.random() < 0.3:
+        topic, number, one = rng.choice(leaderless or found)
+        return Recover(topic.topic_id, number + (off == 0), one.version + (off == 1))
+    node_id = rng.choice(NODES)
+    rows = []
+    for topic, number, one in waiting or found:
+        recovery = one.recovery
+        if recovery is not None and rng.random() < 0.8:
+            node_id = rng.choice(recovery.asked)
+        since = 1 if recovery is None else recovery.since
+        ends = [rng.randrange(4) for _ in range(2 if rng.random() < 0.7 else 6)]
+        rows.append((topic.topic_id, number, since + (off == 2), *ends))
+    node = state.nodes.get(node_id)
+    incarnation = 1 if node is None else node.incarnation
+    return TellEnds(node_id, incarnation + (off == 3), tuple(rows))
+
+
 def random_command(state: ClusterState, rng: Random) -> Command:
     makers = [_node_command] * 4 + [_topic_command] * 2 + [_isr_command] * 6
     makers += [_move_command] * 3 + [_producer_command, _queue_command]
+    makers += [_recovery_command] * 2
     return rng.choice(makers)(state, rng)
 
 
@@ -155,7 +196,7 @@ class Model:
     def _check_state(self) -> None:
         state = self.state
         for topic, _, one in state.all_partitions():
-            assert one.isr, one
+            assert one.isr or one.recovery, one
             assert len(set(one.replicas)) == len(one.replicas), one
             assert all(node in one.replicas for node in one.isr), one
             assert all(node in state.nodes for node in one.replicas), one
@@ -164,6 +205,14 @@ class Model:
             else:
                 assert one.leader in one.isr, one
                 assert state.nodes[one.leader].alive, one
+            if (recovery := one.recovery) is not None:
+                assert one.leader is None, one
+                assert recovery.waits_for, "all have told, and it is not decided"
+                assert all(node in one.replicas for node in recovery.asked), one
+                told = [known.node_id for known in recovery.told]
+                assert len(set(told)) == len(told), one
+                assert all(node in recovery.asked for node in told), one
+                assert all(state.nodes[node].alive for node in told), one
             if one.target is not None:
                 assert all(node in one.replicas for node in one.target), one
                 assert len(one.target) >= topic.config.min_insync, one
@@ -198,6 +247,7 @@ class Model:
             self._check_isr(command, old, new, least)
             self._check_move(command, old, new)
             self._check_restart(before, command, old, new)
+            self._check_recovery(command, topic.topic_id, number, old, new)
 
     def _check_isr(
         self, command: Command, old: PartitionState, new: PartitionState, least: int
@@ -205,11 +255,33 @@ class Model:
         lost = [node for node in old.isr if node not in new.isr]
         if isinstance(command, ChangeIsr) and lost:
             assert len(new.isr) >= min(least, len(new.replicas)), (old, new)
-        if not isinstance(command, ChangeIsr | MoveReplicas) and lost and old.target is None:
+        by_all = ChangeIsr | MoveReplicas | TellEnds | Recover
+        if not isinstance(command, by_all) and lost and old.target is None:
             assert isinstance(command, RegisterNode), (command, old, new)
             assert command.lost != "nothing" or command.before is not None
-            assert lost == [command.node_id]
-            assert new.isr
+            if old.recovery is None:
+                assert lost == [command.node_id]
+            assert new.isr or new.recovery
+
+    def _check_recovery(
+        self, command: Command, topic_id: int, number: int, old: PartitionState, new: PartitionState
+    ) -> None:
+        """Whoever leads after a recovery was in sync, or has the longest of all logs told of."""
+        recovery = old.recovery or new.recovery
+        if isinstance(command, Recover) or recovery is None or new.leader is None:
+            return
+        assert new.recovery is None
+        if new.leader in old.isr:
+            return
+        ends = {known.node_id: known.ends for known in recovery.told}
+        if isinstance(command, TellEnds):
+            for row in command.rows:
+                if row[:2] == (topic_id, number):
+                    ends[command.node_id] = tuple(zip(row[3::2], row[4::2], strict=True))
+        if isinstance(command, RegisterNode):
+            ends.pop(command.node_id, None)
+        assert ends[new.leader] == max(ends.values()), (command, old, new)
+        assert new.isr in ((new.leader,), new.target, old.target), (command, old, new)
 
     def _check_move(self, command: Command, old: PartitionState, new: PartitionState) -> None:
         if old.target is not None and new.target is None:
@@ -249,6 +321,45 @@ class Model:
         for other, length in self.producer_ids:
             assert first + count <= other or other + length <= first, "producer ids overlap"
         self.producer_ids.append((first, count))
+
+
+class Cluster(Model):
+    """A model with shorter words for one partition of the topic t."""
+
+    def __init__(self, nodes: int = 3) -> None:
+        super().__init__()
+        for node_id in range(1, nodes + 1):
+            self.apply(register(node_id))
+
+    def create(self, partitions: int = 1, replication: int = 3, **config: Detail) -> None:
+        self.apply(CreateTopic("t", partitions, replication, config))
+
+    def at(self, number: int = 0) -> PartitionState:
+        found = self.state.partition("t", number)
+        assert found is not None
+        return found
+
+    def isr(self, *members: int, **other: int) -> object:
+        """The leader of t/0 says who is in sync."""
+        one, topic = self.at(), self.state.topics["t"]
+        pairs = tuple((node, self.state.nodes[node].incarnation) for node in members)
+        command = ChangeIsr(topic.topic_id, 0, one.leader or 0, one.epoch, one.version, pairs)
+        return self.apply(replace(command, **other))
+
+    def tell(self, node_id: int, *ends: tuple[int, int]) -> object:
+        """A node says where its copy of t/0 ends."""
+        topic, recovery = self.state.topics["t"], self.at().recovery
+        since = 0 if recovery is None else recovery.since
+        row = (topic.topic_id, 0, since, *(number for end in ends for number in end))
+        return self.apply(TellEnds(node_id, self.state.nodes[node_id].incarnation, (row,)))
+
+    def recover(self, **other: int) -> object:
+        """An operator gives up the isr of t/0."""
+        topic = self.state.topics["t"]
+        return self.apply(replace(Recover(topic.topic_id, 0, self.at().version), **other))
+
+    def fence(self, node_id: int) -> object:
+        return self.apply(FenceNode(node_id, self.state.nodes[node_id].incarnation))
 
 
 def _copied(state: ClusterState) -> ClusterState:

@@ -16,7 +16,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -24,96 +23,39 @@ from history import History
 from simdisk import SimDisk
 from simloop import Machine, Process, VirtualTimeLoop
 from simmetadata import SimConsensus, SimMetadata
-from simnet import NetworkShape, SimNetwork
+from simnet import SimNetwork
+from simplan import PORT, Plan, TopicPlan, make_plan
+from simraft import SMALL, Council, RaftMetadata
+from simsyncer import OverlappingSyncer
 
 from raftq.client.wire.errors import (
     ConfigError,
     ConsensusError,
     DiskFull,
+    NodeIdTaken,
     StorageFailed,
     TransportError,
 )
+from raftq.cluster.consensus_config import ConsensusConfig
 from raftq.cluster.controller_events import ControllerConfig
+from raftq.cluster.metadata_log import MetadataLog
 from raftq.node.app import Node
 from raftq.node.config import Address, NodeConfig, ReplicationConfig
 from raftq.node.partition import Partition
 from raftq.node.partitions import Serve
+from raftq.node.steady_clock import SteadyClock
 from raftq.node.storage.syncer import LoopSyncer
 
 CLUSTER_ID = "sim"
 SECRET = b"simulated secret of the cluster"
 DATA_DIR = "/data"
-PORT = 7_000
 WALL_MS = 1_700_000_000_000
 
 Key = tuple[str, int]
+Id = tuple[int, int]
+"""Topic id and partition: a topic that was created anew has another one."""
 
-
-@dataclass(frozen=True, slots=True)
-class TopicPlan:
-    name: str
-    partitions: int
-    fsync: str
-    segment_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What one seed does, apart from when."""
-
-    seed: int
-    nodes: int
-    topics: tuple[TopicPlan, ...]
-    producers: int
-    records: int
-    """Per producer."""
-    faults_s: float
-    """For how long faults happen."""
-    fault_every_s: float
-    always: bool
-    """Every topic syncs before it acknowledges, so machines may lose power at will."""
-    churn: float
-    sync_s: float
-    """How long a sync takes at most."""
-    decide_s: float
-    """How long the metadata takes to decide something at most."""
-    shape: NetworkShape
-
-    @property
-    def bootstrap(self) -> list[str]:
-        return [f"node-{node}:{PORT + node}" for node in range(1, self.nodes + 1)]
-
-
-def make_plan(seed: int) -> Plan:
-    rng = Random(f"plan {seed}")
-    always = rng.random() < 0.3
-    topics = tuple(
-        TopicPlan(
-            f"t{at}",
-            rng.randint(1, 3),
-            "always" if always else rng.choice(("interval", "interval", "always", "none")),
-            rng.choice((4096, 1 << 26)),
-        )
-        for at in range(rng.randint(1, 2))
-    )
-    return Plan(
-        seed=seed,
-        nodes=rng.choice((3, 3, 3, 5)),
-        topics=topics,
-        producers=rng.randint(1, 3),
-        records=rng.randint(20, 60),
-        faults_s=rng.uniform(2, 9),
-        fault_every_s=rng.choice((0.15, 0.3, 0.8, 1.5)),
-        always=always,
-        churn=rng.choice((0.0, 0.0, 0.01)),
-        sync_s=rng.choice((0.001, 0.01, 0.2)),
-        decide_s=rng.choice((0.005, 0.05, 0.5)),
-        shape=NetworkShape(
-            latency_max_s=rng.choice((0.000_5, 0.002, 0.02)),
-            jitter_share=rng.choice((0.0, 0.05, 0.2)),
-            split_share=rng.choice((0.0, 0.1, 0.3)),
-        ),
-    )
+__all__ = ["PORT", "Plan", "SimCluster", "SimNode", "TopicPlan", "make_plan"]
 
 
 class SimNode:
@@ -133,20 +75,23 @@ class SimNode:
         self.tainted_at = 0.0
         self.wiped = False
         """The same, of a node that lost everything."""
-        self.ends: dict[Key, list[int]] = {}
+        self.suspect = False
+        """Its syncs have failed: what it holds may not be on the platter, whatever it says."""
+        self.ends: dict[Id, list[int]] = {}
         """Where the strands of its logs ended when it last died."""
         self._boots = 0
         self._runs = 0
         self._lost = (False, False)
-        self._copies: dict[Key, Partition] = {}
-        self._skew_ms = self.rng.randint(-2_000, 2_000)
+        self._copies: dict[Id, Partition] = {}
+        skew_ms = cluster.plan.world.skew_ms
+        self.skew_ms = self.rng.randint(-skew_ms, skew_ms)
 
     @property
     def up(self) -> bool:
         return self.process is not None and not self.process.dead
 
     def wall_ms(self) -> int:
-        return WALL_MS + self._skew_ms + int(self.cluster.loop.time() * 1000)
+        return WALL_MS + self.skew_ms + int(self.cluster.loop.time() * 1000)
 
     def config(self) -> NodeConfig:
         plan = self.cluster.plan
@@ -158,7 +103,8 @@ class SimNode:
             native=Address(self.machine.name, PORT + self.node_id),
             http=None,
             raft=Address(self.machine.name, 9_000 + self.node_id),
-            voters={one: f"node-{one}:{9_000 + one}" for one in range(1, plan.nodes + 1)},
+            voters={one: f"node-{one}:{9_000 + one}" for one in plan.voters},
+            seeds=tuple(plan.bootstrap[: len(plan.voters)]),
             replication=ReplicationConfig(lag_ms=1_000, wait_ms=300),
             controller=ControllerConfig(
                 lease_ms=1_500, balance_ms=4_000, balance_settle_ms=1_000, retry_ms=200
@@ -186,14 +132,13 @@ class SimNode:
         loop = self.cluster.loop
         starting = True
         try:
-            metadata = SimMetadata(self.cluster.consensus, self.node_id, process)
             node = Node(
                 self.config(),
                 disk=self.disk,
                 rng=Random(self.rng.getrandbits(64)),
-                wall_ms=self.wall_ms,
-                metadata=metadata,
-                syncer=LoopSyncer(loop, self.cluster.plan.sync_s * self.rng.random(), 0.5),
+                wall_ms=SteadyClock(self.wall_ms, loop.time),
+                metadata=self._metadata(process),
+                syncer=self._syncer(),
                 boot=f"boot {self._boots}",
             )
             self.node = node
@@ -206,13 +151,49 @@ class SimNode:
         except Exception as error:
             self.cluster.note_exit(self, error, starting)
 
+    def _syncer(self) -> LoopSyncer:
+        loop, plan = self.cluster.loop, self.cluster.plan
+        if plan.world.overlapping_syncs:
+            rng = Random(self.rng.getrandbits(64))
+            return OverlappingSyncer(loop, rng, plan.sync_s, 0.5)
+        return LoopSyncer(loop, plan.sync_s * self.rng.random(), 0.5)
+
+    def _metadata(self, process: Process) -> MetadataLog | None:
+        """None: the node watches a voter, as one that is no voter does."""
+        plan, consensus = self.cluster.plan, self.cluster.consensus
+        if self.node_id not in plan.voters:
+            return None
+        lag_s = plan.world.lags_s.get(self.node_id)
+        if isinstance(consensus, Council):
+            config = self.config()
+            raft = RaftMetadata(
+                consensus,
+                ConsensusConfig(
+                    node_id=str(config.node_id),
+                    voters={str(one): address for one, address in config.voters.items()},
+                    directory=f"{config.data_dir}/raft",
+                    secret=config.secret,
+                    cluster=config.cluster_id,
+                    limits=SMALL,
+                ),
+                process,
+                self.disk,
+                Random(self.rng.getrandbits(64)),
+                lambda error: None if self.node is None else self.node.fail(error),
+            )
+            raft.lag_s, raft.sync_s = lag_s or 0.0, min(plan.sync_s, 0.05)
+            return raft
+        metadata = SimMetadata(consensus, self.node_id, process)
+        metadata.lag_s = lag_s
+        return metadata
+
     def kill(self, *, power: bool = False, wipe: bool = False) -> None:
         """End the process, and what the fault takes with it."""
         if not self.up:
             return
         assert self.process is not None
         self._note_copies()
-        self.ends.update({key: _ends_of(copy) for key, copy in self._copies.items()})
+        self.ends.update({one: _ends_of(copy) for one, copy in self._copies.items()})
         self._copies.clear()
         self.cluster.loop.trace(f"kill {self.process.name} power={power} wipe={wipe}")
         self.machine.powered = not power
@@ -226,22 +207,29 @@ class SimNode:
         self.process.kill()
         if wipe:
             self.ends.clear()
-            self.cluster.consensus.seats[self.node_id].durable_index = 0
+            self.cluster.consensus.forget(self.node_id)
 
     def _note_copies(self) -> None:
         """Remember the logs of this run: a node that stops forgets them."""
         if self.node is not None:
             for one in self.node.partitions:
-                self._copies[one.place.topic, one.place.number] = one
+                self._copies[one.place.topic_id, one.place.number] = one
 
     def copy_of(self, key: Key) -> Partition | None:
         """The replica that is open here."""
         return None if self.node is None else self.node.partitions.by_name.get(key)
 
+    def _open(self, one: Id) -> Partition | None:
+        return None if self.node is None else self.node.partitions.by_id.get(one)
+
     def end_of(self, key: Key, strand: int = 0) -> int | None:
         """Where a log ends, or ended when it was last open; None when the replica never was."""
-        copy = self.copy_of(key) or self._copies.get(key)
-        ends = self.ends.get(key) if copy is None else _ends_of(copy)
+        topic = self.cluster.consensus.state.topics.get(key[0])
+        if topic is None:
+            return None
+        one = (topic.topic_id, key[1])
+        copy = self._open(one) or self._copies.get(one)
+        ends = self.ends.get(one) if copy is None else _ends_of(copy)
         if ends is None:
             return None
         return ends[strand] if strand < len(ends) else 0
@@ -274,9 +262,12 @@ class SimNode:
 
 
 _EXPECTED = (
-    "another process registered as",  # a registration of the run before this one, decided late
+    "another process, at ",  # a registration of the run before this one, decided late
     "cannot be opened",  # on a full disk a replica waits for room
     "not closed cleanly",  # nor can it be closed so
+    "simulated I/O error",  # the node ends and is started again
+    "damaged",  # what rotted is found, and repaired
+    " stalled: ",  # nor does its Raft hear or speak
     "groups cannot be written: ",  # nor is anybody's membership, until there is room
 )
 
@@ -305,16 +296,24 @@ class SimCluster:
         self.loop = VirtualTimeLoop()
         self.network = SimNetwork(self.loop, Random(f"network {plan.seed}"), plan.shape)
         self.nodes = {one: SimNode(self, one) for one in range(1, plan.nodes + 1)}
-        self.consensus = SimConsensus(
-            self.network,
-            Random(f"raft {plan.seed}"),
-            CLUSTER_ID,
-            {one: node.machine for one, node in self.nodes.items()},
+        chance = Random(f"raft {plan.seed}")
+        voters = {one: self.nodes[one].machine for one in plan.voters}
+        self.consensus: SimConsensus | Council = (
+            Council(self.loop, chance, CLUSTER_ID)
+            if plan.world.raft
+            else SimConsensus(self.network, chance, CLUSTER_ID, voters)
         )
         self.consensus.decide_s = plan.decide_s
         self.history = History()
         self.acknowledged = asyncio.Event()
         """Set when some producer is told that all have its record; whoever waits clears it."""
+        self.hot: Key | None = None
+        """A partition that somebody should write to all the time."""
+        self.rotten: dict[Id, int] = {}
+        """Partitions of which a bit flipped, and on which node."""
+        self.healed = False
+        self.deleted: dict[str, None] = {}
+        """Topics that an operator has deleted, or tried to."""
         self.bugs: list[str] = []
         self.exits: list[str] = []
         self.clients: list[Process] = []
@@ -333,7 +332,7 @@ class SimCluster:
         """A node's process ended on its own."""
         self.exits.append(f"{self.loop.time():.3f} {node.machine.name} {error!r}")
         self.loop.trace(f"exit {node.machine.name} {type(error).__name__}")
-        expected: tuple[type[Exception], ...] = (DiskFull, StorageFailed)
+        expected: tuple[type[Exception], ...] = (DiskFull, StorageFailed, NodeIdTaken)
         if starting:
             expected += (ConsensusError, TransportError)
         if not isinstance(error, expected) or isinstance(error, ConfigError):
@@ -362,7 +361,7 @@ class SimCluster:
         logger.setLevel(logging.ERROR)
         logger.propagate = False
         try:
-            self.loop.run(main, seconds_max=400, turns_max=400_000, after_turn=after_turn)
+            self.loop.run(main, seconds_max=900, turns_max=1_000_000, after_turn=after_turn)
         finally:
             self.supervised = False
             for node in self.nodes.values():
@@ -379,10 +378,12 @@ class SimCluster:
     def heal(self) -> None:
         """End every fault."""
         self.loop.trace("heal")
+        self.healed = True
         self.network.heal_all()
         self.consensus.churn = 0.0
         for node in self.nodes.values():
             node.disk.capacity = None
+            node.disk.fail_sync = node.disk.fail_read = node.disk.copies_on_write = False
             if node.process is not None and node.process.paused:
                 node.process.resume()
             node.start()

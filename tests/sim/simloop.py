@@ -31,6 +31,7 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 START_S = 1_000.0
+TURN_S = 1e-10
 _TASKS_PRUNE = 256
 _CLOSES_MAX = 20
 _unclosed: list[Any] = []  # kept for ever: the garbage collector would run them on and complain
@@ -59,6 +60,9 @@ class _Clock(selectors.SelectSelector):
             raise SimStuck(f"more than {self.turns_max} turns of the loop")
         if self.after_turn is not None:
             self.after_turn()
+        # A timer may ring a little early, by rounding or the clock's resolution, and whoever set it
+        # may look at the clock and set it again: so each turn takes some time, as it does anywhere.
+        self.now += TURN_S
         if timeout > 0:
             self.now += timeout
             if self.end is not None and self.now > self.end:
@@ -133,6 +137,12 @@ class Process:
         if self._created % _TASKS_PRUNE == 0:
             self._tasks = {one: None for one in self._tasks if not one.done()}
 
+    def open_tasks(self) -> list[str]:
+        """What its tasks that are not done run."""
+        return [
+            getattr(one.get_coro(), "__qualname__", "?") for one in self._tasks if not one.done()
+        ]
+
     def defer(self, gate: "_Gate") -> None:
         self._deferred.append(gate)
 
@@ -172,6 +182,7 @@ class _Gate:
     def __call__(self) -> None:
         process = self.process
         if process.dead:
+            self._look_at_results()
             return
         if process.paused:
             process.defer(self)
@@ -184,6 +195,12 @@ class _Gate:
         except BaseException as error:
             process.failures.append(error)
             raise
+
+    def _look_at_results(self) -> None:
+        """Whoever wanted to know what a future ended with is dead, and no fault of the living."""
+        for one in self.args:
+            if isinstance(one, asyncio.Future) and one.done() and not one.cancelled():
+                one.exception()
 
 
 class Network(Protocol):

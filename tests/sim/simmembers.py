@@ -17,6 +17,8 @@ GROUP = "readers"
 class GroupWorkload(QueueWorkload):
     """The clients of one simulation of a stream group. Producers are those of queues."""
 
+    skews_s = (2.0,)
+
     def __init__(self, cluster: SimCluster) -> None:
         super().__init__(cluster)
         self._members: list[tuple[Process, StreamMember, asyncio.Task[None]]] = []

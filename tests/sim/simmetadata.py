@@ -9,11 +9,14 @@ What Raft promises is modelled, not Raft: that has its own tests (test_consensus
     commit      what the leader takes is committed after a delay; when the leader falls meanwhile,
                 chance decides whether the command survives it
     apply       each node applies in order, each after its own delay, and only while it hears the
-                leader; a node that is cut off stays behind
+                leader; a node that is cut off stays behind. Either all that was decided at once,
+                or (`lag_s`) entry by entry, each so long after it was decided; a node that could
+                not listen for a while then gets several at once, or one by one in no time
     propose     a node that does not reach the leader gets NoLeader; one whose answer is lost gets
                 OutcomeUnknown, whether or not the command was applied; a command id applies once
     controller  an old leader believes in itself until it has not heard from a majority for a while
     abdicate    the leader falls, and is not elected again for a while
+    watch       what observers ask for: commands, and now and then the whole state instead
     restart     a node begins with the state of some earlier index and catches up
 """
 
@@ -39,6 +42,10 @@ ELECTION_S = (0.15, 0.6)
 FALLBACK_S = (0.3, 0.8)
 RETRY_S = 0.05
 ABDICATE_S = 5.0
+DUMP_SHARE = 0.05
+"""How many answers to observers are the whole state: the voter has forgotten the commands."""
+MERGE_SHARE = 0.5
+"""How often a node that is behind applies at once all that it should have by now."""
 
 
 @dataclass(slots=True)
@@ -73,6 +80,8 @@ class SimConsensus:
         self.rng = rng
         self.cluster_id = cluster_id
         self.entries: list[Entry] = []
+        self.decided_at: list[float] = []
+        """When each entry was decided."""
         self.state = ClusterState(cluster_id)
         self.leader: int | None = None
         self.term = 0
@@ -82,11 +91,25 @@ class SimConsensus:
         """Chance per tick that leadership moves for no reason."""
         self.on_decided: Callable[[], None] | None = None
         """Called when a command has changed the state."""
+        self.on_proposed: Callable[[int, Command], None] | None = None
+        """Called with whoever proposes, and what."""
         self.seats = {node_id: _Seat(machine) for node_id, machine in voters.items()}
         self._index_of: dict[bytes, int] = {}
         self._election_at: float | None = None
         self._stands_at: dict[int, float] = {}
         self._tick()
+
+    def forget(self, node_id: int) -> None:
+        """The node's disk is gone."""
+        if node_id in self.seats:
+            self.seats[node_id].durable_index = 0
+
+    def slow_down(self, node_id: int, slow_s: float) -> bool:
+        """Make a node hear so much later; whether there is a node to slow down."""
+        member = self.seats[node_id].member if node_id in self.seats else None
+        if member is not None:
+            member.slow_s = slow_s
+        return member is not None
 
     @property
     def commit_index(self) -> int:
@@ -186,6 +209,7 @@ class SimConsensus:
         except RaftqError as error:
             entry.error = error
         self.entries.append(entry)
+        self.decided_at.append(self.loop.time())
         self._index_of[command_id] = index
         self.loop.trace(f"raft {index} {entry.command!r} {entry.error!r}")
         for seat in self.seats.values():
@@ -194,6 +218,10 @@ class SimConsensus:
         if self.on_decided is not None:
             self.on_decided()
         return index
+
+    def last_entry(self) -> str:
+        last = self.entries[-1]
+        return f"{last.command!r} {last.error!r}"
 
     def state_at(self, index: int) -> ClusterState:
         """The state after so many entries, as a node would restore it from its own dump."""
@@ -224,7 +252,9 @@ class SimMetadata:
         self.controller: int | None = None
         self.term = 0
         self.slow_s = 0.0
-        """Added to the delay of applying, at random."""
+        """Added to the delay of applying; at random, where all is applied at once."""
+        self.lag_s: float | None = None
+        """How late each entry is; None: all that was decided is applied at once."""
         self._consensus = consensus
         self._loop = consensus.loop
         self._subscribers: list[Subscriber] = []
@@ -273,6 +303,8 @@ class SimMetadata:
     ) -> Any:
         data = encode_command(command)
         command_id = command_id or self.new_command_id()
+        if self._consensus.on_proposed is not None:
+            self._consensus.on_proposed(self.node_id, command)
         error: RaftqError = NoLeader("no leader took the command in time")
         try:
             async with asyncio.timeout(timeout_s):
@@ -311,17 +343,19 @@ class SimMetadata:
         self._believe(None, self.term)
 
     async def watch(self, index: int | None, wait_s: float) -> Watched:
-        if index is None or index > self.index:
-            return Watched(self.index, dump=dump(self.state))
-        try:
-            async with asyncio.timeout(wait_s):
-                while self.index <= index:
+        if index is not None and index >= self.index:
+            try:
+                async with asyncio.timeout(wait_s):
                     await self._moved.wait()
-        except TimeoutError:
-            return Watched(self.index)
+            except TimeoutError:
+                return Watched(index)
+        if index is None or self._consensus.rng.random() < DUMP_SHARE:
+            return Watched(self.index, dump=dump(self.state))
         entries = self._consensus.entries[index : self.index]
-        commands = tuple((at, one.data) for at, one in enumerate(entries, index + 1))
-        return Watched(self.index, commands)
+        commands = tuple(
+            (at, one.data) for at, one in enumerate(entries, index + 1) if one.error is None
+        )
+        return Watched(max(index, self.index), commands)
 
     # What the consensus tells.
 
@@ -350,12 +384,20 @@ class SimMetadata:
             self.controller, self.term = controller, term
             for callback in self._on_controller:
                 callback(controller, term)
+            self._moved.set()
+            self._moved = asyncio.Event()
 
     def catch_up_soon(self) -> None:
         if self._catching_up or self.index >= self._consensus.commit_index or not self._started:
             return
         self._catching_up = True
         rng = self._consensus.rng
+        if self.lag_s is not None:
+            jitter = rng.uniform(0, 0.2 if rng.random() < 0.02 else 0.003)
+            at = self._consensus.decided_at[self.index] + self.lag_s + self.slow_s + jitter
+            at = max(at, self._loop.time())
+            self._loop.call_at(at, self._catch_up, context=self.process.context)
+            return
         delay = rng.uniform(0, 0.003) + (rng.uniform(0, self.slow_s) if self.slow_s else 0.0)
         if rng.random() < 0.02:
             delay += rng.uniform(0, 0.2)
@@ -367,13 +409,26 @@ class SimMetadata:
         if not self._started or not consensus.hears(self.node_id):
             return
         changes: list[Change] = []
-        for entry in consensus.entries[self.index :]:
+        for entry in consensus.entries[self.index : self._due()]:
             self.index += 1
             if entry.error is None:
                 changes += apply(self.state, entry.command, self.index)[1]
         seat = consensus.seats[self.node_id]
         seat.durable_index = max(seat.durable_index, self.index)
         self._publish(changes)
+        self.catch_up_soon()
+
+    def _due(self) -> int:
+        """Up to which index to apply now."""
+        consensus = self._consensus
+        if self.lag_s is None:
+            return consensus.commit_index
+        due = self.index + 1
+        late = self._loop.time() - self.lag_s - self.slow_s
+        if late > consensus.decided_at[self.index] + 0.05 and consensus.rng.random() < MERGE_SHARE:
+            while due < consensus.commit_index and consensus.decided_at[due] <= late:
+                due += 1
+        return due
 
     def _publish(self, changes: Sequence[Change]) -> None:
         self._moved.set()

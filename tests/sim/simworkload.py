@@ -2,7 +2,10 @@
 
 Every producer is a process on a machine of its own, sends records with values of their own to
 random partitions at random times, and notes how each of them ended. Consumers follow all partitions
-from the beginning while faults happen. In the end a fresh consumer reads everything.
+from the beginning while faults happen. In the end the logs of the leaders are read.
+
+Some partitions are written to by nobody, and consumers follow those that are there when they begin.
+Nobody reads a topic that is deleted and created anew.
 """
 
 import asyncio
@@ -12,10 +15,11 @@ from typing import Any, Literal
 from clusterchecks import Invariants
 from history import Log, Partition, Read, Send
 from simcluster import WALL_MS, SimCluster
+from simoperators import SCRATCH
 
 from raftq.client.consumer import Consumer
 from raftq.client.producer import Producer
-from raftq.client.wire.errors import RaftqError
+from raftq.client.wire.errors import RaftqError, StorageError
 
 Acks = Literal["none", "leader", "all"]
 
@@ -29,10 +33,15 @@ class Workload:
         self._loop = cluster.loop
         self._plan = cluster.plan
         self.rng = Random(f"workload {cluster.plan.seed}")
-        self.partitions: list[Partition] = [
+        self._followed: list[Partition] = [
             (topic.name, number)
             for topic in self._plan.topics
             for number in range(topic.partitions)
+            if topic.name != SCRATCH
+        ]
+        idle_share = self._plan.world.idle_share
+        self._idle = [
+            one for one in self._followed if idle_share and self.rng.random() < idle_share
         ]
         self.positions: dict[tuple[str, Partition], int] = {}
         self.producing: list[asyncio.Task[None]] = []
@@ -40,6 +49,19 @@ class Workload:
         self._consuming: list[asyncio.Task[None]] = []
         # A short time: some sends end before the cluster has healed.
         self._delivery_ms = self.rng.choice((2_000, 100_000))
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """All that are there now, but for the cluster's own and those of queues."""
+        names = {one.name for one in self._plan.topics}
+        return [
+            (topic.name, number)
+            for topic, number, _ in self._cluster.consensus.state.all_partitions()
+            if topic.name in names
+        ]
+
+    def _written(self) -> list[Partition]:
+        return [one for one in self.partitions if one not in self._idle] or self._followed
 
     def _settings(self, name: str) -> dict[str, Any]:
         rng = Random(f"{name} {self._plan.seed}")
@@ -58,6 +80,9 @@ class Workload:
             name = f"producer-{at}"
             process = self._cluster.client(name)
             self.producing.append(process.spawn(self._produce(name, acks)))
+        if self._plan.world.profile == "splits":
+            process = self._cluster.client("hurried")
+            self.producing.append(process.spawn(self._hurry("hurried")))
         for at in range(2):
             name = f"consumer-{at}"
             self._readers.append(name)
@@ -67,30 +92,51 @@ class Workload:
 
     async def _produce(self, name: str, acks: Acks) -> None:
         rng = Random(f"{name} {self._plan.seed} sends")
-        producer = Producer(
+        producer = self._producer(name, acks, rng.choice((0, 5, 50)))
+        pause_s = self._plan.faults_s / self._plan.records
+        async with producer, asyncio.TaskGroup() as group:
+            for number in range(self._plan.records):
+                partition = rng.choice(self._written())
+                value = f"{name} {number} {'x' * rng.choice((0, 10, 300))}".encode()
+                send = self._cluster.history.send(name, partition, value, acks, self._loop.time())
+                if await self._begin(group, producer, send) and rng.random() < 0.7:
+                    await asyncio.sleep(rng.uniform(0, 2 * pause_s))
+
+    async def _hurry(self, name: str) -> None:
+        """Write to the partition that is hot all the time, while faults happen."""
+        async with self._producer(name, "leader", 0) as producer, asyncio.TaskGroup() as group:
+            number = 0
+            while not self._cluster.healed:
+                await asyncio.sleep(0.05)
+                hot, now = self._cluster.hot, self._loop.time()
+                if hot is not None:
+                    number += 1
+                    value = f"{name} {number}".encode()
+                    send = self._cluster.history.send(name, hot, value, "leader", now)
+                    await self._begin(group, producer, send)
+
+    def _producer(self, name: str, acks: Acks, linger_ms: int) -> Producer:
+        return Producer(
             self._plan.bootstrap,
             **self._settings(name),
             acks=acks,
-            linger_ms=rng.choice((0, 5, 50)),
+            linger_ms=linger_ms,
             delivery_timeout_ms=self._delivery_ms,
             max_block_ms=100_000,
             bootstrap_ms=100_000,
             stall_ms=500,
         )
-        pause_s = self._plan.faults_s / self._plan.records
-        async with producer, asyncio.TaskGroup() as group:
-            for number in range(self._plan.records):
-                partition = rng.choice(self.partitions)
-                value = f"{name} {number} {'x' * rng.choice((0, 10, 300))}".encode()
-                send = self._cluster.history.send(name, partition, value, acks, self._loop.time())
-                try:
-                    delivery = await producer.send(partition[0], value, partition=partition[1])
-                except RaftqError as error:
-                    self._failed(send, error)
-                    continue
-                group.create_task(self._settle(send, delivery))
-                if rng.random() < 0.7:
-                    await asyncio.sleep(rng.uniform(0, 2 * pause_s))
+
+    async def _begin(self, group: asyncio.TaskGroup, producer: Producer, send: Send) -> bool:
+        """Hand a record to its producer; whether it took it."""
+        topic, partition = send.partition
+        try:
+            delivery = await producer.send(topic, send.value, partition=partition)
+        except RaftqError as error:
+            self._failed(send, error)
+            return False
+        group.create_task(self._settle(send, delivery))
+        return True
 
     async def _settle(self, send: Send, delivery: Any) -> None:
         try:
@@ -115,9 +161,14 @@ class Workload:
             self._plan.bootstrap, **self._settings(name), fetch_wait_ms=300, bootstrap_ms=100_000
         )
         async with consumer:
-            await consumer.assign(self.partitions)
+            await consumer.assign(self._followed)
             while True:
-                for record in await consumer.poll(max_records=50, timeout=1.0):
+                try:
+                    records = await consumer.poll(max_records=50, timeout=1.0)
+                except StorageError:
+                    await asyncio.sleep(0.2)  # a copy that is damaged, or a disk that fails
+                    continue
+                for record in records:
                     partition = (record.topic, record.partition)
                     self._cluster.history.read(
                         Read(name, partition, record.offset, record.value, self._loop.time())
@@ -134,6 +185,7 @@ class Workload:
             self.positions.get((name, partition), 0) == end
             for name in self._readers
             for partition, end in ends.items()
+            if partition in self._followed
         )
 
     def _ends(self) -> dict[Partition, int] | None:
@@ -151,6 +203,33 @@ class Workload:
             if any(copy is None or copy.log.end_offset != end for copy in copies):
                 return None
             found[key] = end
+        return found
+
+    async def send_one(self, producer: Producer, partition: Partition, value: bytes) -> Send:
+        """Send a record and wait for what becomes of it."""
+        send = self._cluster.history.send("prober", partition, value, "all", self._loop.time())
+        try:
+            delivery = await producer.send(partition[0], value, partition=partition[1])
+        except RaftqError as error:
+            self._failed(send, error)
+        else:
+            await self._settle(send, delivery)
+        return send
+
+    def prober(self) -> Producer:
+        self._delivery_ms = 100_000
+        return self._producer("prober", "all", 0)
+
+    def starts(self) -> dict[Partition, int]:
+        """Where the partitions that have a limit begin."""
+        found: dict[Partition, int] = {}
+        for name, number in self.partitions:
+            topic = self._cluster.consensus.state.topics[name]
+            leader = topic.partitions[number].leader
+            if topic.config.retention_bytes is not None and leader is not None:
+                copy = self._cluster.nodes[leader].copy_of((name, number))
+                assert copy is not None
+                found[name, number] = copy.log.start_offset
         return found
 
     def final(self) -> dict[Partition, Log]:

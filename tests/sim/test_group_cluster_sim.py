@@ -15,7 +15,6 @@ from replay import replayable, seeds
 from simcluster import SimCluster, make_plan
 from simfaults import Faults
 from simmembers import GroupWorkload
-from simqueues import SKEW_S
 from test_queue_cluster_sim import HEAL_S, create_topics
 
 from raftq.chaos.checkers import Rules, judge
@@ -49,7 +48,7 @@ async def scenario(cluster: SimCluster, workload: GroupWorkload, faults: Faults)
     await workload.until_drained(HEAL_S)
     await workload.stop()
     await cluster.until("every partition is whole still", cluster.is_whole, HEAL_S)
-    anomalies = judge(workload.history, workload.final(), Rules(skew_s=SKEW_S))
+    anomalies = judge(workload.history, workload.final(), Rules(skew_s=workload.skew_s))
     assert not anomalies, "\n".join(map(str, anomalies))
 
 
