@@ -81,7 +81,8 @@ class Cancel(Call):
 
 @dataclass(slots=True, kw_only=True)
 class Delivery(Operation):
-    """A record was leased. `granted` is when the leader decided so, `deadline` when it ends."""
+    """A record was leased. `granted` is when the leader decided so, `deadline` when it ends, by
+    the leader's clock; `asked` is when the holder asked for it, by its own."""
 
     group: str
     offset: int
@@ -90,6 +91,14 @@ class Delivery(Operation):
     receipt: str
     granted: float
     deadline: float
+    asked: float | None = None
+
+    @property
+    def safe_until(self) -> float:
+        """Until when nobody else may have it, by the holder's clock: a lease begins when it is
+        asked for, or later."""
+        began = self.granted if self.asked is None else self.asked
+        return began + (self.deadline - self.granted)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,6 +10,7 @@
                      late         given to the first one later than `late_s` after it was due
                      expired      given to somebody after its time
     check_leases     two holders  leased to one while another's lease was certainly alive
+                     retried      leased again before the wait was over that a holder asked for
                      redelivered  leased again after it had been settled
                      stale        something was said about an earlier lease, and accepted, though
                                   another had the record by then
@@ -54,8 +55,13 @@ class Lease:
         return self.delivery.granted, self.delivery.attempt
 
     def alive_until(self, skew_s: float) -> float:
-        """Until when nobody else may have the record, for certain."""
-        end = self.delivery.deadline - skew_s
+        """Until when nobody else may have the record, for certain.
+
+        Where the nodes' clocks disagree the holder's counts, from when it asked: leases last as
+        long as they should whatever the clocks say.
+        """
+        agree = skew_s <= SKEW_S_SMALL
+        end = self.delivery.deadline - skew_s if agree else _shortened(self.delivery)
         given_up = inf
         for one in sorted(self.said, key=lambda one: one.at):
             if not one.may_have_happened:
@@ -63,7 +69,8 @@ class Lease:
             if one.verb != "extend":
                 given_up = min(given_up, one.at)
                 continue
-            extended = one.at + (one.delay or 0.0) - skew_s
+            delay = one.delay or 0.0
+            extended = one.at + delay - (skew_s if agree else delay * SLEW)
             end = extended if one.status == "ok" else min(end, extended)
         return min(end, given_up)
 
@@ -77,10 +84,18 @@ class Lease:
             yield from self.said_to("nack")
 
 
+def _shortened(delivery: Delivery) -> float:
+    return delivery.safe_until - (delivery.deadline - delivery.granted) * SLEW
+
+
 LeaseKey = tuple[str, Partition, int]
 
 
 SKEW_S_SMALL = 0.1
+SLEW = 0.011
+"""By how much a node's clock may be faster than the holder's, while it approaches a clock that was
+set."""
+ROUNDED_S = 0.002
 
 
 def leases_of(history: History, rules: Rules) -> dict[LeaseKey, list[Lease]]:
@@ -95,7 +110,7 @@ def leases_of(history: History, rules: Rules) -> dict[LeaseKey, list[Lease]]:
         if clocks_agree:
             leases.sort(key=Lease.when)
         else:
-            in_time = [one for one in leases if one.delivery.at < one.delivery.deadline]
+            in_time = [one for one in leases if one.delivery.at < _shortened(one.delivery)]
             found[key] = sorted(in_time, key=lambda one: one.delivery.at)
     return found
 
@@ -202,6 +217,10 @@ def _check_next(earlier: list[Lease], lease: Lease, rules: Rules) -> Iterator[An
         if began < end:
             text = f"{one} while {before.delivery} is alive until {end:.3f}"
             yield Anomaly("two holders", text)
+        for said in before.said_to("nack", "postpone"):
+            due = said.at + (said.delay or 0.0) * (1 - SLEW) - ROUNDED_S
+            if said.status == "ok" and said.at < one.at < due:
+                yield Anomaly("retried", f"{one} before {due:.3f}, after {said}")
         done = [said for said in before.ends_it(rules) if said.status == "ok"]
         if done:
             yield Anomaly("redelivered", f"{one} after {done[0]}")

@@ -126,6 +126,7 @@ class Recorder(Client):
             lease_ms=lease_ms,
             wait_ms=int(wait_s * 1000),
         )
+        asked = self.clock()
         try:
             reply = await self._ask(places[0], address, request, wait_s + self.answer_s)
         except RaftqError:
@@ -136,11 +137,11 @@ class Recorder(Client):
                 self._learn((one.topic, one.partition), _error(one.error))
                 continue
             values = _values(reply.raw[one.start : one.start + one.length])
-            found += self._note_leased(one, values, lease_ms)
+            found += self._note_leased(one, values, lease_ms, asked)
         return found
 
     def _note_leased(
-        self, given: LeasedPartition, values: dict[int, str], lease_ms: int
+        self, given: LeasedPartition, values: dict[int, str], lease_ms: int, asked: float
     ) -> Iterable[Delivery]:
         at = self.clock()
         for one in given.ranges:
@@ -158,6 +159,7 @@ class Recorder(Client):
                         receipt=str(one.nonce),
                         granted=(one.deadline - lease_ms) / 1000,
                         deadline=one.deadline / 1000,
+                        asked=asked,
                     )
                 )
 

@@ -38,6 +38,8 @@ FINISH_S_MORE = 10.0
 POLL_S = 0.05
 BEHIND_S = 1.0
 """How late a plan may be; some faults take their time, as a restart does."""
+REST_TRIES = 6
+"""Leaders may still go back to where they belong."""
 GRACE_S = 5.0
 """After a majority is whole again, for elections."""
 
@@ -243,8 +245,22 @@ class Runner:
         for node_id in self._world.ids:
             if not self._world.is_running(node_id):
                 self._trouble("node died", f"node {node_id} is down at the end")
+        if self._scenario.rest_s:
+            await self._guarded("looking for rest", self._rest(self._scenario.rest_s))
         self._phase("end")
         self._timeline.ended = self._clock()
+
+    async def _rest(self, rest_s: float) -> None:
+        """Once in a while of this length nothing is decided, though nodes could."""
+        grew = 0
+        for _ in range(REST_TRIES):
+            before = await self._do(self._world.operator.metadata_index)
+            await pause(rest_s)
+            grew = await self._do(self._world.operator.metadata_index) - before
+            if not grew:
+                return
+        text = f"the metadata took {grew} entries in {rest_s:g} s in which nobody did anything"
+        self._trouble("restless", text)
 
     async def _judge(self) -> None:
         outcome = self._outcome

@@ -65,6 +65,9 @@ class Scenario:
     """On a slow machine a plan takes longer; after so much more no further fault is injected."""
     finish_s: float = 60.0
     """For draining and reading back."""
+    rest_s: float = 0.0
+    """In the end, when nobody does anything any more, the log of the metadata must come to rest for
+    so long; 0: that is not asked."""
     proxied: bool = False
     """Whether all links go through proxies though no fault needs them. Behind a proxy a killed node
     looks as if it only stood still: its address still takes connections."""

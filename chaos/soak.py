@@ -10,6 +10,13 @@ plan; which node is hit is chosen when a fault is injected.
 from collections.abc import Callable
 from random import Random
 
+from raftq.chaos.faults.changes import (
+    AlterTopics,
+    GrowTopics,
+    MoveAway,
+    MoveToAndFro,
+    OtherTopics,
+)
 from raftq.chaos.faults.disk import BadDisk, PowerCut
 from raftq.chaos.faults.files import BitFlip
 from raftq.chaos.faults.network import Bridge, Isolate, MajoritiesRing, OneWay, Split, Swizzle
@@ -53,6 +60,12 @@ SINGLE: tuple[Make, ...] = (
     lambda: ResetStorm("clients"),
     lambda: Refuse("leader"),
     lambda: Refuse("controller"),
+    lambda: MoveAway(count=4),
+    lambda: MoveToAndFro(rounds=3),
+    lambda: MoveToAndFro(rounds=2, slow_s=0.2),
+    AlterTopics,
+    GrowTopics,
+    OtherTopics,
 )
 """A majority stays whole, and clients are answered."""
 GRAVE: tuple[Make, ...] = (
@@ -72,6 +85,9 @@ PAIRS: tuple[tuple[Make, Make], ...] = (
     (lambda: Latency("peers", latency_ms=30, jitter_ms=20), lambda: Kill("controller")),
     (lambda: OneWay("controller"), lambda: Pause("follower")),
     (lambda: BadDisk("slow syncs", "leader", seconds=0.2), lambda: Kill("follower")),
+    (lambda: MoveToAndFro(rounds=2, slow_s=0.2), lambda: Kill("leader")),
+    (lambda: MoveAway(count=4), lambda: Isolate("leader")),
+    (OtherTopics, lambda: Kill("controller")),
 )
 GRAVE_SHARE, PAIR_SHARE = 0.12, 0.15
 FIRST_S = 5.0
@@ -79,6 +95,7 @@ SEGMENTS: dict[str, Detail] = {"segment_bytes": 16 * 1024}
 SYNCED: dict[str, Detail] = {"fsync": "always"}
 """All nodes may lose power at once, which costs whatever is acknowledged before it is synced."""
 QUIET_S = 15.0
+REST_S = 5.0
 PROGRESS = Rules(progress_min=20.0, recovery_s=5.0)
 
 
@@ -96,6 +113,7 @@ def soak_scenario(minutes: float, nodes: int, seed: int, abilities: frozenset[st
         rules=PROGRESS,
         overtime_s=60.0,
         finish_s=300.0,
+        rest_s=REST_S,
         proxied="toxiproxy" in abilities,
     )
 

@@ -12,9 +12,12 @@ Calls block, and are made from one thread at a time.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Protocol, runtime_checkable
+
+from raftq.client.wire.errors import Detail
 
 CLIENTS = 0
 """The source of client links."""
@@ -77,6 +80,43 @@ class Disk(Protocol):
         """Every disturbance ends; what was lost stays lost."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A partition as the controller knows it."""
+
+    leader: int | None
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    moves: bool = False
+    """Whether its copies are on their way to other nodes."""
+
+
+class Operator(Protocol):
+    """One who looks at topics and changes them, past the proxies: the controller is asked.
+
+    Every change is known to the controller when its call returns. Raises RaftqError."""
+
+    def places(self) -> Mapping[tuple[str, int], Place]:
+        """Topic and partition -> what is known of it, of all topics but internal ones."""
+
+    def settings(self, topic: str) -> Mapping[str, Detail]: ...
+
+    def metadata_index(self) -> int:
+        """How many entries the log of the metadata has had."""
+
+    def move(self, topic: str, partition: int, replicas: Iterable[int]) -> None:
+        """Begins a move to these nodes, the preferred leader first."""
+
+    def alter(self, topic: str, settings: Mapping[str, Detail]) -> None: ...
+
+    def grow(self, topic: str, total: int) -> None:
+        """To so many partitions."""
+
+    def create(self, topic: str, partitions: int, copies: int) -> None: ...
+
+    def delete(self, topic: str) -> None: ...
+
+
 class World(Protocol):
     """A running cluster that can be disturbed."""
 
@@ -89,6 +129,9 @@ class World(Protocol):
 
     @property
     def links(self) -> Links: ...
+
+    @property
+    def operator(self) -> Operator: ...
 
     @property
     def abilities(self) -> frozenset[str]: ...

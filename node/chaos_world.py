@@ -27,11 +27,12 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from raftq.chaos.toxiproxy import MISSING, NoLinks, Toxiproxy, find_toxiproxy
-from raftq.chaos.world import CLIENTS, CLOCK, TOXIPROXY, Links
+from raftq.chaos.world import CLIENTS, CLOCK, TOXIPROXY, Links, Operator
 from raftq.client.connection import Connection, ConnectionOptions
 from raftq.client.wire.errors import InvalidArgument, RaftqError, RequestTimeout
 from raftq.client.wire.messages import Metadata, MetadataReply
 from raftq.node.chaos_node import VARIABLE, Disturbances, unsynced_path, write_control
+from raftq.node.chaos_operator import DirectOperator
 from raftq.node.config import LOOPBACK, Address
 from raftq.node.local_cluster import LocalCluster, voter_count
 from raftq.node.local_files import LocalNode, Setting
@@ -76,6 +77,7 @@ class ProxiedCluster:
             links=self._routes,
             env={VARIABLE: self._control, **(env or {})},
         )
+        self.operator: Operator = DirectOperator(self, self._asking)
         self._disks = {one: NodeDisk(self, self._control, one) for one in self.ids}
         if proxied and self._program is None:
             logger.warning("event=no_toxiproxy %s", MISSING)

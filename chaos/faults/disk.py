@@ -49,25 +49,27 @@ Trouble = Literal["full", "failing writes", "failing syncs", "slow syncs"]
 
 @dataclass(slots=True)
 class BadDisk:
-    """The disk of a running node is full, fails or is slow. A node may well end itself over it:
-    healed, it is started again."""
+    """The disk of a running node is full, fails or is slow; `who` None means those of all nodes.
+    A node may well end itself over it: healed, it is started again."""
 
     trouble: Trouble
-    who: Who = "leader"
+    who: Who | None = "leader"
     topic: str = ""
     seconds: float = 0.5
     """How much longer a slow sync takes."""
     needs: ClassVar[frozenset[str]] = NOTHING
-    _node: int | None = field(default=None, init=False)
+    _nodes: tuple[int, ...] = field(default=(), init=False)
 
     @property
     def name(self) -> str:
-        return f"{self.trouble} on {self.who}"
+        return f"{self.trouble} on {'all' if self.who is None else self.who}"
 
     def inject(self, world: World) -> str:
-        self._node = choose(world, self.who, self.topic)
-        self._disturb(world.disk(self._node))
-        return f"the disk of node {self._node}: {self.trouble}"
+        whole = self.who is None
+        self._nodes = world.ids if whole else (choose(world, self.who or "any", self.topic),)
+        for node_id in self._nodes:
+            self._disturb(world.disk(node_id))
+        return f"the disk of node {', '.join(map(str, self._nodes))}: {self.trouble}"
 
     def _disturb(self, disk: Disk) -> None:
         if self.trouble == "full":
@@ -80,7 +82,7 @@ class BadDisk:
             disk.slow_sync(self.seconds)
 
     def heal(self, world: World) -> None:
-        if self._node is not None:
-            world.disk(self._node).heal()
-            world.restart(self._node)
-            self._node = None
+        for node_id in self._nodes:
+            world.disk(node_id).heal()
+            world.restart(node_id)
+        self._nodes = ()

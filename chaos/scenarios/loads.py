@@ -12,6 +12,7 @@ from raftq.chaos.workers import Habits
 from raftq.chaos.workloads.appends import Appends
 from raftq.chaos.workloads.changes import Changes
 from raftq.chaos.workloads.delays import Delays
+from raftq.chaos.workloads.growing import GrowingQueues
 from raftq.chaos.workloads.queues import Queues
 from raftq.chaos.workloads.streams import Streams
 
@@ -55,6 +56,31 @@ def durable_appends() -> list[Workload]:
 
 def durable_queues() -> list[Workload]:
     return [Queues(config=SYNCED)]
+
+
+def appends_on_both_sides() -> list[Workload]:
+    return [Appends(partitions=5, insiders=True, hasty=1, per_second=20.0)]
+
+
+def pairs_on_both_sides() -> list[Workload]:
+    return [Appends(copies=2, insiders=True, hasty=1, per_second=20.0)]
+
+
+def appends_of_many_partitions() -> list[Workload]:
+    return [Appends(partitions=20)]
+
+
+def appends_with_tails() -> list[Workload]:
+    """Some producers wait for leaders only: what they send stays behind when a leader is replaced.
+    Of the second topic nothing is promised, as all nodes lose power; it keeps the syncs busy."""
+    return [
+        Appends("appends-always", hasty=2, config=SYNCED),
+        Appends("appends-interval", producers=0, hasty=2, readers=0),
+    ]
+
+
+def growing_queues() -> list[Workload]:
+    return [GrowingQueues()]
 
 
 def streams() -> list[Workload]:

@@ -2,6 +2,7 @@
 
     appends   idempotent producers with values of their own, readers that follow, a lookout
     streams   a group whose members come and go, read, and store positions
+    growing   a queue whose records become larger when it has dead letters
     queues    workers that lease, settle well and badly, and give up; poison
     delays    records for later, with ends and in lanes, some cancelled
     changes   topics made, deleted and grown, copies moved, under load

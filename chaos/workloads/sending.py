@@ -7,6 +7,7 @@ way, so that an outage costs neither memory nor a flood afterwards.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from typing import ClassVar
 
 from raftq.chaos.history import Publish
 from raftq.chaos.scene import Scene
@@ -14,6 +15,7 @@ from raftq.client.producer import Producer
 from raftq.client.results import Appended, Delivery
 from raftq.client.tasks import pause
 from raftq.client.wire.errors import RaftqError
+from raftq.client.wire.messages import Acks
 
 DELIVERY_MS = 15_000
 BLOCK_MS = 2_000
@@ -27,6 +29,8 @@ its lane) leads."""
 
 class Sender:
     """One producer; `run` until the scene stops, then `close`."""
+
+    acks: ClassVar[Acks] = "all"
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class Sender:
         self._producer = Producer(
             scene.bootstrap,
             name=name,
+            acks=self.acks,
             linger_ms=5,
             delivery_timeout_ms=DELIVERY_MS,
             max_block_ms=BLOCK_MS,
@@ -102,9 +107,12 @@ class Sender:
         at = self._scene.clock()
         if isinstance(result, RaftqError):
             noted.end(result.outcome, at, repr(result))
-        else:
+        elif self.acks == "all":
             noted.partition, noted.offset = result.partition, result.offset
             noted.end("ok", at)
+        else:  # it promises nothing that outlives the leader
+            noted.partition = result.partition
+            noted.end("unknown", at, "only the leader has acknowledged it")
         self._scene.history.note(noted)
         if self._ended is not None:
             self._ended(noted)
@@ -113,3 +121,9 @@ class Sender:
         """Until all that is under way has an end, which takes DELIVERY_MS at the most."""
         with suppress(RaftqError):  # it is in the history
             await self._producer.close(timeout=DELIVERY_MS / 1000 + 1)
+
+
+class HastySender(Sender):
+    """One that waits for the leader alone."""
+
+    acks = "leader"

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from raftq import aio
+from raftq.chaos.faults.changes import MoveAway
 from raftq.chaos.faults.disk import BadDisk, PowerCut
 from raftq.chaos.faults.files import BitFlip
 from raftq.chaos.faults.network import Isolate
 from raftq.chaos.faults.streams import Slicer
 from raftq.chaos.toxiproxy import HOST, MISSING, Toxiproxy, find_toxiproxy
 from raftq.chaos.world import CLOCK, TOXIPROXY, World
-from raftq.client.wire.errors import ConfigError, InvalidArgument, RaftqError
+from raftq.client.wire.errors import ConfigError, InvalidArgument, RaftqError, UnknownTopic
 from raftq.node.chaos_world import ProxiedCluster
 from raftq.node.local_ports import free_ports
 
@@ -357,3 +358,39 @@ def test_disks_and_clocks_of_real_nodes_can_be_disturbed(tmp_path: Path) -> None
         world.restart(victim)
         assert world.is_running(victim)
         within(20, lambda: in_sync(world))
+
+
+def test_an_operator_of_real_nodes_changes_topics_and_sees_it_at_once(tmp_path: Path) -> None:
+    """1. A topic is made, moved away from its leader, and the metadata comes to rest.
+    2. Its settings and partitions change, and a node that is down does not matter.
+    3. It is deleted.
+    """
+    with ProxiedCluster(tmp_path / "cluster", nodes=3, seed=3, proxied=False) as world:
+        operator = world.operator
+        operator.create(TOPIC, 2, 3)
+        within(10, lambda: all(one.leader for one in operator.places().values()))
+        assert set(operator.places()) == {(TOPIC, 0), (TOPIC, 1)}
+        before = operator.places()[TOPIC, 0]
+        within(10, lambda: set(operator.places()[TOPIC, 0].isr) == {1, 2, 3})
+
+        MoveAway(TOPIC, back=False).inject(world)
+        after = operator.places()[TOPIC, 0]
+        assert before.leader not in after.replicas
+        assert set(after.isr) == set(after.replicas) == {1, 2, 3} - {before.leader}
+
+        def rests() -> bool:
+            index = operator.metadata_index()
+            time.sleep(1)
+            return operator.metadata_index() == index
+
+        within(15, rests)
+        world.kill(world.controller() or 1)
+        within(15, lambda: world.controller() is not None)
+        operator.alter(TOPIC, {"fsync": "always"})
+        assert operator.settings(TOPIC)["fsync"] == "always"
+        operator.grow(TOPIC, 3)
+        assert len(operator.places()) == 3
+        operator.delete(TOPIC)
+        assert not operator.places()
+        with pytest.raises(UnknownTopic):
+            operator.settings(TOPIC)

@@ -97,6 +97,20 @@ def test_appends_survive_kills_and_pauses_and_are_read_back_from_every_node(
     assert not [one for one in scene.history.of(Publish) if one.status == "open"]
 
 
+def test_clients_beside_every_node_and_hasty_ones_write_to_leaders_and_promise_what_they_may(
+    cluster: LocalCluster,
+) -> None:
+    scene, _ = play(cluster, kill_and_pause, Appends(insiders=True, hasty=1, per_second=10.0))
+    sent = list(scene.history.of(Publish))
+    hasty = [one for one in sent if one.client.endswith((" p3", " leader"))]
+    assert hasty
+    assert {one.status for one in hasty} <= {"unknown", "failed"}
+    for node in (1, 2, 3):
+        beside = [one for one in sent if one.client.endswith(f" beside {node} all")]
+        assert any(one.status == "ok" for one in beside), node
+    assert not [one for one in sent if one.status == "open"]
+
+
 def test_groups_queues_delays_and_changes_survive_kills_and_pauses(cluster: LocalCluster) -> None:
     """1. All of them at once, while each node is killed or paused.
     2. Everything was done that they can do, and nothing is wrong with it.

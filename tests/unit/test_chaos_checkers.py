@@ -57,7 +57,7 @@ class Story:
         """For ten seconds, to w1, unless said otherwise."""
         settings: dict[str, Any] = {
             "client": "w1", "group": "g", "value": self._value(offset), "granted": at,
-            "deadline": at + 10, "receipt": f"{offset} {at}",
+            "deadline": at + 10, "receipt": f"{offset} {at}", "asked": at,
         }  # fmt: skip
         settings |= more
         made = Delivery(
@@ -350,6 +350,33 @@ def test_more_attempts_than_allowed(story: Story) -> None:
 def test_another_record_at_the_leased_offset(story: Story) -> None:
     story.lease(0, 1.0, value="v1")
     assert story.kinds() == ["two values"]
+
+
+def test_two_holders_are_found_though_the_clocks_of_nodes_disagree(story: Story) -> None:
+    """The second leader's clock is forty seconds ahead: to it the first lease is long over."""
+    rules = Rules(skew_s=120.0)
+    story.lease(0, 1.0)
+    story.lease(0, 10.5, attempt=2, client="w2", granted=50.5, deadline=60.5)
+    assert [one.kind for one in judge(story.history, story.final, rules)] == ["two holders"]
+    story.history.operations.pop()
+    story.lease(0, 11.0, attempt=2, client="w2", granted=51.0, deadline=61.0)
+    assert judge(story.history, story.final, rules) == []
+
+
+def test_extended_lease_is_alive_by_the_clock_of_its_holder(story: Story) -> None:
+    rules = Rules(skew_s=120.0)
+    story.say(story.lease(0, 1.0), "extend", 8.0, delay=10.0)
+    story.lease(0, 17.0, attempt=2, client="w2", granted=57.0, deadline=67.0)
+    assert [one.kind for one in judge(story.history, story.final, rules)] == ["two holders"]
+
+
+def test_retry_that_comes_before_its_time(story: Story) -> None:
+    story.say(story.lease(0, 1.0), "nack", 2.0, delay=5.0)
+    story.lease(0, 6.5, attempt=2)
+    assert story.kinds() == ["retried"]
+    story.history.operations.pop()
+    story.lease(0, 7.0, attempt=2)
+    assert story.kinds() == []
 
 
 def test_nothing_is_forgotten_because_a_clock_was_an_hour_behind(story: Story) -> None:

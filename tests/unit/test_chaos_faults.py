@@ -6,9 +6,18 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from noted_operator import NotedOperator
 
+from raftq.chaos.faults.changes import (
+    AlterTopics,
+    GrowTopics,
+    MoveAway,
+    MoveToAndFro,
+    OtherTopics,
+)
 from raftq.chaos.faults.clock import ClockBump, ClockStrobe
 from raftq.chaos.faults.disk import BadDisk, PowerCut
+from raftq.chaos.faults.expansion import SplitAtExpansion
 from raftq.chaos.faults.files import BitFlip, OldCopy, Remove, Truncate, find
 from raftq.chaos.faults.network import (
     Bridge,
@@ -31,7 +40,7 @@ from raftq.chaos.faults.streams import (
 )
 from raftq.chaos.faults.targets import choose
 from raftq.chaos.toxiproxy import NoLinks
-from raftq.chaos.world import CLOCK, TOXIPROXY, Disk, Fault, Links, Pair, World
+from raftq.chaos.world import CLOCK, TOXIPROXY, Disk, Fault, Links, Pair, Place, World
 from raftq.client.wire.errors import ConfigError, InternalError
 
 LEADERS = {("jobs", 0): 2, ("orders", 0): 3, ("orders", 1): 3}
@@ -114,6 +123,15 @@ class NotedWorld:
         self.refuses: set[int] = set()
         """Nodes that end at their start until they are wiped."""
         self._directory = directory
+        places = {
+            key: Place(leader, self.copies()[key], self.copies()[key])
+            for key, leader in LEADERS.items()
+        }
+        self.operated = NotedOperator(places, lambda: self.down | self.paused)
+
+    @property
+    def operator(self) -> NotedOperator:
+        return self.operated
 
     @property
     def links(self) -> Links:
@@ -220,9 +238,12 @@ EVERY: list[Fault] = [
     BridgeBesideCopies(), Bandwidth(), ResetStorm(gap_s=0), Slicer(), LimitData(), BlackHole(),
     BlackHole(None), Refuse(), Refuse(silent=True),
     PowerCut(), PowerCut(None), PowerCut(torn=True), BadDisk("full"), BadDisk("failing writes"),
-    BadDisk("failing syncs"), BadDisk("slow syncs"), ClockBump(), ClockBump(None),
+    BadDisk("failing syncs"), BadDisk("slow syncs"), BadDisk("slow syncs", None), ClockBump(),
+    ClockBump(None),
     ClockStrobe(gap_s=0), BitFlip(), BitFlip("metadata"), BitFlip(live=True), Truncate(),
-    Remove(), OldCopy(),
+    Remove(), OldCopy(), SplitAtExpansion(), MoveAway(), MoveAway(count=2), MoveAway(back=False),
+    MoveToAndFro(), MoveToAndFro(slow_s=0.01, kills=True), AlterTopics(gap_s=0), GrowTopics(),
+    OtherTopics(),
 ]  # fmt: skip
 
 
@@ -349,6 +370,82 @@ def test_a_bridge_beside_copies_parts_a_leader_from_all_its_followers(
     ]
     assert lonely
     assert len(cut) == 8
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_split_at_an_expansion_parts_all_other_copies_from_controller_and_follower(
+    tmp_path: Path, seed: int
+) -> None:
+    world = NotedWorld(tmp_path, seed=seed)
+    SplitAtExpansion("orders").inject(world)
+    # orders is on 3, 4 and 5, and led by 3: one of the two others was let in again.
+    (follower,) = [one for one in (4, 5) if (one, 3) in world.noted.now]
+    small = {3, 4, 5} - {follower}
+    assert set(world.noted.now) == {
+        pair for a in small for b in {1, 2, follower} for pair in ((a, b), (b, a))
+    }
+    late = [pair for pair, how in world.noted.now.items() if how[0].startswith("latency")]
+    assert set(late) == {pair for a in small for pair in ((a, CONTROLLER), (CONTROLLER, a))}
+    assert all("cut" in how for how in world.noted.now.values())
+    assert not world.paused
+
+
+def test_partitions_are_moved_away_from_their_leaders_and_back(world: NotedWorld) -> None:
+    before = world.operator.places()
+    fault = MoveAway("orders")
+    fault.inject(world)
+    for key, place in world.operator.places().items():
+        if key[0] == "orders":
+            assert 3 not in place.replicas
+            assert len(place.replicas) == 3
+    fault.heal(world)
+    assert {key: one.replicas for key, one in world.operator.places().items()} == {
+        key: one.replicas for key, one in before.items()
+    }
+
+
+def test_where_no_node_is_to_spare_a_copy_is_given_up_for_a_while(tmp_path: Path) -> None:
+    world = NotedWorld(tmp_path, 3)
+    fault = MoveAway("jobs")
+    fault.inject(world)
+    assert len(world.operator.places()["jobs", 0].replicas) == 2
+    fault.heal(world)
+    assert len(world.operator.places()["jobs", 0].replicas) == 3
+
+
+def test_a_copy_goes_away_and_comes_back_first_and_the_leader_dies_then(world: NotedWorld) -> None:
+    """1. A follower that is not the controller is slow and loses its copy.
+    2. It gets it back, as the preferred leader.
+    3. When it is in sync the leader is killed, and comes back when another leads.
+    """
+    fault = MoveToAndFro("orders", rounds=1, slow_s=0.01, kills=True)
+    fault.inject(world)
+    away, back = (one.split(" to ")[1] for one in world.operator.story)
+    (moved,) = [one for one in (4, 5) if str(one) not in away]
+    assert back.startswith(f"({moved}, ")
+    assert not world.disks[moved].now
+    assert world.story == ["kill 3", "restart 3"]
+
+
+def test_settings_are_as_before_when_a_change_of_topics_is_healed(world: NotedWorld) -> None:
+    fault = AlterTopics(times=3, gap_s=0)
+    fault.inject(world)
+    assert world.operator.config["orders"]["fsync"] == "interval"
+    fault.heal(world)
+    assert world.operator.config["orders"] == {"fsync": "always", "retention_ms": 7}
+
+
+def test_topics_of_nobody_are_gone_when_healed_and_others_keep_what_they_got(
+    world: NotedWorld,
+) -> None:
+    other = OtherTopics()
+    other.inject(world)
+    assert len(world.operator.config) == 4
+    GrowTopics().inject(world)
+    other.heal(world)
+    assert set(world.operator.config) == {"jobs", "orders"}
+    grown = {name: sum(key[0] == name for key in world.operator.places()) for name in ("jobs",)}
+    assert grown == {"jobs": 2}
 
 
 def test_damage_goes_to_the_right_files_of_one_node(world: NotedWorld) -> None:

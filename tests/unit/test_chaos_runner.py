@@ -24,6 +24,20 @@ class NotedLinks:
         self._notes.append("links healed")
 
 
+class NotedOperator:
+    """The log of the metadata takes `grows` more entries, one at a look."""
+
+    def __init__(self) -> None:
+        self.grows = 0
+        self._index = 10
+
+    def metadata_index(self) -> int:
+        if self.grows:
+            self.grows -= 1
+            self._index += 1
+        return self._index
+
+
 class NotedWorld:
     """Nodes that are down are those in `down`; nobody listens at their addresses."""
 
@@ -36,6 +50,7 @@ class NotedWorld:
         self.down: set[int] = set()
         self.rng = Random(1)
         self.links = NotedLinks(self.notes)
+        self.operator = NotedOperator()
 
     def direct(self, node_id: int) -> str:
         return "127.0.0.1:1"
@@ -150,3 +165,13 @@ def test_a_fault_that_cannot_be_injected_and_a_node_that_stays_down_fail_the_run
 def test_a_workload_that_fails_and_a_gap_that_is_too_long_fail_the_run() -> None:
     outcome = run(NotedWorld(), Load(fails=True), Step(0.0, Noted("a"), 0.1), gap_s_max=0.001)
     assert [one.kind for one in outcome.anomalies] == ["workload failed", "unavailable"]
+
+
+@pytest.mark.parametrize(("grows", "kinds"), [(0, []), (3, []), (1000, ["restless"])])
+def test_metadata_has_to_come_to_rest_when_nobody_does_anything(
+    grows: int, kinds: list[str]
+) -> None:
+    world = NotedWorld()
+    world.operator.grows = grows
+    outcome = run(world, Load(), rest_s=0.01)
+    assert [one.kind for one in outcome.anomalies] == kinds

@@ -68,3 +68,9 @@ def test_a_soak_is_the_same_for_the_same_seed_and_fills_its_time() -> None:
 
 def test_a_soak_asks_for_nothing_that_the_machine_cannot_do() -> None:
     assert soak_scenario(3.0, 5, 7, frozenset()).needs == frozenset()
+
+
+def test_operators_change_topics_and_move_copies_in_soaks() -> None:
+    faults = {step.fault.name for step in soak_scenario(240.0, 5, 7, frozenset()).plan}
+    wanted = {"move 4 away", "moves to and fro", "alter topics", "grow topics", "other topics"}
+    assert faults >= wanted
