@@ -1,5 +1,5 @@
-"""Shell: the asyncio admin client: topics, replicas, nodes, and with its bases groups, dead letters
-and delayed records."""
+"""Shell: the asyncio admin client: topics, replicas and nodes; with its bases also groups, dead
+letters, delayed records and partitions that nobody leads."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from raftq.client.admin_base import topic_info
 from raftq.client.dead_letters import LetterAdmin
 from raftq.client.group_admin import GroupAdmin
 from raftq.client.options import AdminOptions, AdminSettings, Bootstrap
+from raftq.client.recovery import RecoveryAdmin
 from raftq.client.results import PartitionDescription, TopicDescription
 from raftq.client.retry import Backoff, out_of_time
 from raftq.client.tasks import pause
@@ -42,7 +43,7 @@ R = TypeVar("R", bound=Message)
 Offsets = dict[int, tuple[int, int]]  # partition -> start_offset, high_watermark
 
 
-class Admin(GroupAdmin, LetterAdmin):
+class Admin(GroupAdmin, LetterAdmin, RecoveryAdmin):
     """Administrates the cluster. Settings are the fields of AdminOptions."""
 
     def __init__(self, bootstrap: Bootstrap, **settings: Unpack[AdminSettings]) -> None:
@@ -183,7 +184,10 @@ def _description(info: TopicInfo, offsets: Offsets) -> TopicDescription:
         start, end = offsets.get(one.partition, (None, None))
         parts.append(
             PartitionDescription(
-                one.partition, one.leader, one.epoch, one.replicas, one.isr, one.target, start, end
+                *(one.partition, one.leader, one.epoch, one.replicas, one.isr, one.target),
+                start_offset=start,
+                high_watermark=end,
+                waits_for=one.waits_for,
             )
         )
     return TopicDescription(info.topic, info.topic_id, info.config, tuple(parts))

@@ -32,6 +32,7 @@ from raftq.client.options import (
 from raftq.client.producer import CLOSE_S_DEFAULT
 from raftq.client.producer import Producer as AsyncProducer
 from raftq.client.records import Fetched, to_table
+from raftq.client.recovery import Leaderless
 from raftq.client.results import Deliveries, Delivery, Record, TopicDescription
 from raftq.client.wire.admin_messages import ClusterStatusReply
 from raftq.client.wire.errors import Detail, InvalidArgument, QueueClosed, RaftqError
@@ -324,3 +325,14 @@ class Admin(QueueVerbs, Blocking):
 
     def cluster_status(self) -> ClusterStatusReply:
         return self._call(self._client.cluster_status())
+
+    def leaderless(
+        self, topic: str | None = None, partition: int | None = None
+    ) -> list[Leaderless]:
+        """The partitions that nobody leads, with what is known of their copies."""
+        return self._call(self._client.leaderless(topic, partition))
+
+    def recover(self, topic: str, partition: int, version: int | None = None) -> int:
+        """Give up the isr of a partition that nobody leads: the longest of the copies that are
+        alive leads it; which node that is."""
+        return self._call(self._client.recover(topic, partition, version))

@@ -78,6 +78,11 @@ class QueueVerbs:
             )
         )  # fmt: skip
 
+    def parked_letters(self, topic: str) -> int:
+        """Records of a topic that were given up, but whose dead letters are refused: they are not
+        settled, and are tried again now and then."""
+        return self._call(self._client.parked_letters(topic))
+
     def redrive(  # noqa: PLR0913
         self,
         topic: str,

@@ -27,7 +27,8 @@ PARTITIONS_MAX = 1_000  # in one request
 
 R = TypeVar("R", bound=Message)
 A = TypeVar("A")
-Answers = Iterable[tuple[Key, str, A]]  # the middle is an error code, "" for none
+Answers = Iterable[tuple[Key, "str | RaftqError", A]]
+"""The middle is an error or its code, "" for none."""
 
 
 class Leaders:
@@ -152,7 +153,9 @@ class Leaders:
                 errors.update(dict.fromkeys(asked, error))
                 return
             for key, code, answer in read(reply.message):
-                if code:
+                if isinstance(code, RaftqError):
+                    errors[key] = code
+                elif code:
                     errors[key] = error_of_code(code, key)
                 else:
                     found[key] = answer

@@ -70,6 +70,7 @@ class Member:
         self.member_id = client_id
         self.member_epoch = 0  # 0: not a member
         self.generation = 0
+        self.fenced_by = 0  # the highest owner epoch by which a claim was refused
         self.session_end = float("inf")  # when others may own what this member owned
         self._tasks: Tasks
         self._has_asked = False  # so the coordinator may know it
@@ -170,6 +171,7 @@ class Member:
             own.instance_id or "",
             self._client_id,
             wait_ms,
+            self.fenced_by if self.fenced_by > self.generation else 0,
         )
         self._has_asked = True
         asking: asyncio.Task[GroupHeartbeatReply | RaftqError] = self._tasks.spawn(

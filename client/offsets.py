@@ -6,7 +6,7 @@ and is refused for partitions that somebody else has claimed since. Both may be 
 
 from collections.abc import Iterable, Mapping
 
-from raftq.client.leaders import Answers, Leaders
+from raftq.client.leaders import Answers, Leaders, error_of_code
 from raftq.client.positions import Key
 from raftq.client.wire.errors import RaftqError
 from raftq.client.wire.queue_messages import (
@@ -37,7 +37,7 @@ class Offsets:
         def build(asked: list[Key]) -> ReadOffsets:
             return ReadOffsets(self._group, "", tuple(ReadOffset(*key) for key in asked))
 
-        return await self._leaders.ask_each(list(keys), build, _read, timeout_s)
+        return await self._leaders.ask_each(list(keys), build, read_stored, timeout_s)
 
     async def claim(self, epochs: Mapping[Key, int], member: str, timeout_s: float) -> Stored:
         """Own these from now on: one attempt, which may be repeated."""
@@ -46,22 +46,39 @@ class Offsets:
             rows = tuple(ReadOffset(*key, epochs[key]) for key in asked)
             return ReadOffsets(self._group, member, rows)
 
-        return await self._leaders.ask_once(list(epochs), build, _read, timeout_s)
+        return await self._leaders.ask_once(list(epochs), build, read_stored, timeout_s)
 
     async def store(
-        self, offsets: Mapping[Key, int], epochs: Mapping[Key, int], member: str, timeout_s: float
+        self,
+        offsets: Mapping[Key, int],
+        epochs: Mapping[Key, int],
+        member: str,
+        timeout_s: float,
+        turn: int = 0,
     ) -> Stored:
-        """Store these; answered when they are replicated."""
+        """Store these; answered when they are replicated. What is left on its way of an earlier
+        `turn` changes nothing then."""
 
         def build(asked: list[Key]) -> StoreOffsets:
-            rows = tuple(StoreOffset(*key, offsets[key], epochs.get(key, OUTSIDE)) for key in asked)
+            rows = tuple(
+                StoreOffset(*key, offsets[key], epochs.get(key, OUTSIDE), turn) for key in asked
+            )
             return StoreOffsets(self._group, member, rows)
 
-        return await self._leaders.ask_each(list(offsets), build, _read, timeout_s)
+        return await self._leaders.ask_each(list(offsets), build, read_stored, timeout_s)
 
 
-def _read(reply: ReadOffsetsReply | StoreOffsetsReply) -> Answers[StoredOffset]:
-    return [((one.topic, one.partition), one.error, one) for one in reply.offsets]
+def read_stored(reply: ReadOffsetsReply | StoreOffsetsReply) -> Answers[StoredOffset]:
+    """What an answer says of each partition."""
+    return [((one.topic, one.partition), _error(one), one) for one in reply.offsets]
+
+
+def _error(one: StoredOffset) -> RaftqError | str:
+    """With the epoch that fenced, where there is one."""
+    if not one.error or one.owner_epoch < 0:
+        return one.error
+    error = error_of_code(one.error, (one.topic, one.partition))
+    return error.with_details(owner_epoch=one.owner_epoch)
 
 
 def first_error(stored: Stored) -> RaftqError | None:

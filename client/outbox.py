@@ -175,6 +175,20 @@ class Outbox:
         self.doubts = 0  # refusals that another topic of the same name would explain
         self.retired: RaftqError | None = None  # the topic is gone: nothing more is sent
 
+    @property
+    def place(self) -> str:
+        return f"{self.topic}/{self.partition}"
+
+    @property
+    def avoided(self) -> bool:
+        """Whether the partition takes nothing right now, of one kind of records or the other."""
+        return self.stuck or (self.later is not None and self.later.stuck)
+
+    def end_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
     def for_later(self) -> "Outbox":
         if self.later is None:
             self.later = Outbox(self.topic, self.partition, delayed=True)
@@ -185,8 +199,7 @@ def too_late(batch: Batch, timeout_ms: int) -> RaftqError:
     """The end of a batch whose time is spent."""
     count = batch.count or len(batch.values)
     outbox = batch.outbox
-    where = f"{outbox.topic}/{outbox.partition}"
-    what = f"{count} records for {where} were not acknowledged in {timeout_ms} ms"
+    what = f"{count} records for {outbox.place} were not acknowledged in {timeout_ms} ms"
     return out_of_time(what, outbox.last_error).with_outcome("failed")
 
 
@@ -218,7 +231,7 @@ class Topic:
         count = len(outboxes)
         for step in range(count):
             outbox = outboxes[(self.next + step) % count]
-            if not outbox.stuck:
+            if not outbox.avoided:
                 self.next = (self.next + step + 1) % count
                 return outbox
         self.next = (self.next + 1) % count

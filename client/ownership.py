@@ -192,7 +192,16 @@ class Ownership:
 
     def _claim_failed(self, holding: Holding, error: RaftqError) -> None:
         if isinstance(error, FencedGeneration):
-            # Somebody owns it in a later generation: this member will hear of that, too.
+            # Somebody owns it in a later generation: this member will hear of that, too. If there
+            # was no such generation as far as the coordinator knows, that has to hear of it.
+            known = error.details.get("owner_epoch")
+            if isinstance(known, int) and known > self.member.generation:
+                logger.warning(
+                    "%s/%d knows owner epoch %d, above generation %d of group %s: has the cluster "
+                    "lost its groups?", *holding.key, known, self.member.generation,
+                    self._options.group,
+                )  # fmt: skip
+                self.member.fenced_by = max(self.member.fenced_by, known)
             self._refused[holding.key] = holding.owner_epoch
             del self.holdings[holding.key]
             self.member.poke()
@@ -369,7 +378,7 @@ class Ownership:
             if not new:
                 return None
             member_id = self.member.member_id
-            stored = await self._offsets.store(new, epochs, member_id, timeout_s)
+            stored = await self._offsets.store(new, epochs, member_id, timeout_s, turn)
             for key, answer in stored.items():
                 holding = self.holdings.get(key)
                 if holding is None or holding.owner_epoch != epochs[key]:

@@ -259,6 +259,8 @@ class PartitionDescription:
     target: tuple[int, ...]
     start_offset: int | None
     high_watermark: int | None
+    waits_for: tuple[int, ...] = ()
+    """Nodes that have to tell where their copies end before anybody leads."""
 
 
 @dataclass(frozen=True, slots=True)

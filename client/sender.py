@@ -29,6 +29,7 @@ from raftq.client.numbering import number
 from raftq.client.options import Address, ProducerOptions
 from raftq.client.outbox import Batch, Outbox, Topic, too_late
 from raftq.client.pool import Pool
+from raftq.client.probes import Probes
 from raftq.client.retry import again
 from raftq.client.routes import Routes
 from raftq.client.succession import successor, why_gone
@@ -59,6 +60,7 @@ class Sender:
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._identities = Identities(options, routes, pool, tasks)
+        self._probes = Probes(options, routes, pool, tasks)
         self._accumulator: Accumulator
         self._ages: deque[Batch] = deque()  # by deadline
         self._lingering: deque[tuple[float, Batch]] = deque()
@@ -132,7 +134,7 @@ class Sender:
         if waiting:
             if len(waiting) < len(outbox.window):
                 return  # an answer is outstanding; it comes here
-        elif not self._has_new(outbox) or not self._has_identity(outbox):
+        elif not self._goes_on(outbox):
             return
         connection = self._connection(outbox)
         if connection is None:
@@ -142,9 +144,15 @@ class Sender:
                 self._send(connection, outbox, batch)
         # Giving a batch up may send for a new identity; `pump` is called when that is there.
         while not (outbox.timer or outbox.renewing or self._is_waiting(outbox)):
-            if not self._has_new(outbox) or not self._has_identity(outbox):
+            if not self._goes_on(outbox):
                 return
             self._send_next(connection, outbox)
+
+    def _goes_on(self, outbox: Outbox) -> bool:
+        if self._has_new(outbox) and self._has_identity(outbox):
+            return True
+        self._probes.watch(outbox)
+        return False
 
     def _has_identity(self, outbox: Outbox) -> bool:
         if outbox.identity is None and self._options.sequenced:
@@ -226,10 +234,10 @@ class Sender:
             self._leave_window(outbox, batch)
             self._accumulator.finish(batch, None)
             self.pump(outbox)
-        elif isinstance(error, RaftqError):
-            self._refused(outbox, batch, error)
         else:
-            self._refused(outbox, batch, InternalError(f"{type(error).__name__}: {error}"))
+            known = isinstance(error, RaftqError)
+            problem = error if known else InternalError(f"{type(error).__name__}: {error}")
+            self._refused(outbox, batch, problem)
 
     def _refused(self, outbox: Outbox, batch: Batch, error: RaftqError) -> None:
         """Decide what a failed attempt means: once more, new numbers, or the end."""
@@ -319,8 +327,7 @@ class Sender:
             if self._routes.is_missing(outbox.topic, self._loop.time()):
                 self._retire(self._accumulator.forget(outbox.topic), None)
                 return None
-            where = f"{outbox.topic}/{outbox.partition}"
-            self._back_off(outbox, NotLeader(f"no leader is known for {where}"))
+            self._back_off(outbox, NotLeader(f"no leader is known for {outbox.place}"))
             return None
         outbox.node, address = found
         connection = self._pool.peek(address)
@@ -350,9 +357,8 @@ class Sender:
         options = self._options
         outbox.last_error = error
         outbox.stuck = True
-        most = min(
-            options.retry_backoff_ms << min(outbox.attempts, 20), options.retry_backoff_ms_max
-        )
+        grown = options.retry_backoff_ms << min(outbox.attempts, 20)
+        most = min(grown, options.retry_backoff_ms_max)
         outbox.attempts += 1
         wait_s = most / 1000 * options.rng.uniform(0.5, 1.0)
         outbox.timer = self._loop.call_later(wait_s, self._resume, outbox)
@@ -361,9 +367,7 @@ class Sender:
             self._routes.hint(outbox.topic, outbox.partition, error)
 
     def _resume(self, outbox: Outbox) -> None:
-        if outbox.timer is not None:
-            outbox.timer.cancel()
-            outbox.timer = None
+        outbox.end_timer()
         self.pump(outbox)
 
     def _routes_changed(self) -> None:
@@ -398,9 +402,7 @@ class Sender:
         self._identities.start_over()
         for outbox in old.every():
             outbox.retired = why_gone(outbox, old, new)
-            if outbox.timer is not None:
-                outbox.timer.cancel()
-                outbox.timer = None
+            outbox.end_timer()
             waiting = [batch for batch in outbox.window if batch.waits]
             for batch in waiting:
                 self._leave_window(outbox, batch)
@@ -460,9 +462,8 @@ class Sender:
             batch = ages.popleft()
             if not batch.done:
                 outbox = batch.outbox
-                error = too_late(batch, self._options.delivery_timeout_ms)
                 self._remove(batch)
-                self._end(batch, error)
+                self._end(batch, too_late(batch, self._options.delivery_timeout_ms))
                 if outbox.gap:
                     self._return_unwritten(outbox)
                 self.pump(outbox)
@@ -494,6 +495,4 @@ class Sender:
         self._timers.clear()
         for topic in self._accumulator.topics.values():
             for outbox in topic.every():
-                if outbox.timer is not None:
-                    outbox.timer.cancel()
-                    outbox.timer = None
+                outbox.end_timer()

@@ -23,6 +23,9 @@ Results, as `apply` gives them and `propose` returns them:
     AllocateProducerIds  the first id of the block
     InitNamedProducer    [producer id, producer epoch]
     EnableQueues         None
+    Confirm              None
+    TellEnds             how many of the tellings count
+    Recover              the nodes that are asked where their copies end
 """
 
 from collections.abc import Mapping
@@ -35,12 +38,15 @@ from raftq.client.wire.errors import Detail, InvalidArgument, UnknownFormat
 from raftq.client.wire.messages import U16, U31, Name, NodeId, Offset
 from raftq.client.wire.schema import ITEMS_MAX, Bad, Most, Range, Struct
 
-COMMAND_VERSION = 1
+COMMAND_VERSION = 2
 COMMAND_BYTES_MAX = 4 * 1024 * 1024
 PRODUCER_IDS_MAX = 1_000_000
 """In one block."""
 REPLICAS_MAX = 64
 """In one list of a command; a topic may have fewer, see topic_config.py."""
+
+TELLINGS_MAX = 10_000
+"""In one command."""
 
 Settings = Annotated[Mapping[str, Detail], Most(64)]
 Lost = Literal["nothing", "tail", "past", "everything"]
@@ -148,6 +154,10 @@ class RegisterNode(Command):
     lost: Lost = "nothing"
     before: Offset | None = None
     """The incarnation that the data directory was registered as, if it was."""
+    synced: bool = False
+    """That one stopped cleanly: all that it wrote is on the disk."""
+    silent: Offset | None = None
+    """An incarnation that the metadata has as alive, and that does not answer at its address."""
 
 
 @_command
@@ -316,3 +326,46 @@ class EnableQueues(Command):
     kind: ClassVar[int] = 14
 
     topic_id: Offset
+
+
+@_command
+@dataclass(frozen=True, slots=True)
+class Confirm(Command):
+    """Changes nothing: whoever proposed it has seen all that was decided before it."""
+
+    kind: ClassVar[int] = 18
+
+
+@_command
+@dataclass(frozen=True, slots=True)
+class TellEnds(Command):
+    """A node says where its copies end of partitions that wait for it (recovery.py). Each row:
+
+        topic id, partition, version since which it is asked, (last epoch, end offset) per strand
+
+    FencedEpoch when the node is not alive as this incarnation.
+    """
+
+    kind: ClassVar[int] = 16
+
+    node_id: NodeId
+    incarnation: Offset
+    rows: Annotated[tuple[tuple[Offset, ...], ...], Most(TELLINGS_MAX)]
+
+    def check(self) -> None:
+        for at, row in enumerate(self.rows):
+            if len(row) < 5 or len(row) % 2 == 0:
+                raise Bad(f".rows[{at}]: {len(row)} numbers are no partition and pairs of ends")
+
+
+@_command
+@dataclass(frozen=True, slots=True)
+class Recover(Command):
+    """An operator gives up the members of an isr that are not alive: the longest of the copies that
+    are is to lead. FencedEpoch when the partition has another version than was decided about."""
+
+    kind: ClassVar[int] = 17
+
+    topic_id: Offset
+    partition: U31
+    version: Offset

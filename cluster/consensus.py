@@ -55,6 +55,7 @@ from raftq.cluster.raft_library import POLL_EVENT_TYPE, Node
 from raftq.cluster.raft_node import RaftNode
 from raftq.cluster.raft_transport import RaftTransport, listen
 from raftq.cluster.snapshot import Snapshots
+from raftq.cluster.voters_file import keep_to_voters
 
 logger = logging.getLogger(__name__)
 
@@ -344,7 +345,13 @@ class Consensus:
         snapshots = Snapshots(self._disk, config.directory)
         if snapshots.exists() and not self._disk.exists(join(config.directory, "journal")):
             raise ConfigError(f"{config.directory} has a snapshot, but its journal is missing")
-        listener = listen(config)
+        journal = Journal.open(self._disk, config.directory)
+        try:
+            keep_to_voters(self._disk, config.directory, config.voters, journal)
+            listener = listen(config)
+        except BaseException:
+            journal.close()
+            raise
         try:
             node = RaftNode(
                 RaftSetup(
@@ -352,7 +359,7 @@ class Consensus:
                     others=[one for one in config.voters if one != config.node_id],
                     times=config.times,
                     limits=limits,
-                    journal=Journal.open(self._disk, config.directory),
+                    journal=journal,
                     snapshots=snapshots,
                     applier=Applier(self._machine, limits.recent_ids, limits.recent_result_bytes),
                     transport=lambda owner, me, others: RaftTransport(
@@ -366,6 +373,7 @@ class Consensus:
             )
         except BaseException:
             listener.close()
+            journal.close()
             raise
         if node.restored:
             self._changes.append(Restored(node.applied))

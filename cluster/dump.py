@@ -2,13 +2,13 @@
 
     msgpack [format, cluster id, index, next topic id, next producer id, nodes, topics, producers]
     node       the fields of NodeState
-    topic      [name, id, overrides, min_insync, partitions, queued]
-    partition  [replicas, isr, leader, epoch, version, target]
+    topic      [name, id, overrides, min_insync, partitions, queued, synced since]
+    partition  [replicas, isr, leader, epoch, version, assignments, target, recovery]
+    recovery   [since, asked, [[node id, [[last epoch, end offset], ...]], ...]]; None: it has none
     producer   [name, id, epoch]
 
 Equal states give equal bytes. What comes from a disk or another node is checked before it is
 believed: a CorruptFile names what is wrong, an UnknownFormat a version that is not known here.
-Format 1, which is still read, had topics without `queued`.
 """
 
 from typing import Any
@@ -24,15 +24,16 @@ from raftq.cluster.state import (
     ClusterState,
     NodeState,
     PartitionState,
+    Recovery,
+    Telling,
     TopicState,
 )
-from raftq.cluster.topic_config import REPLICATION_MAX, check_topic_name, topic_config
+from raftq.cluster.topic_config import REPLICATION_MAX, is_topic_name, topic_config
 
-DUMP_FORMAT = 2
-_FORMATS = (1, DUMP_FORMAT)
+DUMP_FORMAT = 3
 DUMP_BYTES_MAX = 64 * 1024 * 1024
 _ITEMS_MAX = 200_000
-_NODE_FIELDS = (int, str, int, int, str, str, int, bool, bool, bool)
+_NODE_FIELDS = (int, str, int, int, str, str, int, bool, bool, bool, int)
 _NUMBER_MAX = (1 << 63) - 1
 
 
@@ -49,6 +50,7 @@ def dump(state: ClusterState) -> bytes:
             one.alive,
             one.draining,
             one.decommissioning,
+            one.unsynced_since,
         ]
         for one in state.nodes.values()
     ]
@@ -71,7 +73,16 @@ def dump(state: ClusterState) -> bytes:
 
 def _dumped_topic(topic: TopicState) -> list[Any]:
     partitions = [
-        (one.replicas, one.isr, one.leader, one.epoch, one.version, one.target)
+        (
+            one.replicas,
+            one.isr,
+            one.leader,
+            one.epoch,
+            one.version,
+            one.assignments,
+            one.target,
+            _dumped_recovery(one.recovery),
+        )
         for one in topic.partitions
     ]
     config = topic.config
@@ -82,7 +93,15 @@ def _dumped_topic(topic: TopicState) -> list[Any]:
         config.min_insync,
         partitions,
         topic.queued,
+        topic.synced_since,
     ]
+
+
+def _dumped_recovery(recovery: Recovery | None) -> list[Any] | None:
+    if recovery is None:
+        return None
+    told = [(one.node_id, one.ends) for one in recovery.told]
+    return [recovery.since, recovery.asked, told]
 
 
 def load(data: bytes) -> ClusterState:
@@ -92,9 +111,9 @@ def load(data: bytes) -> ClusterState:
     try:
         value = msgpack.unpackb(data, max_array_len=limit, max_ext_len=0)
         _require(type(value) is list and len(value) > 1, "it is not a list")
-        if value[0] not in _FORMATS:
+        if value[0] != DUMP_FORMAT:
             raise UnknownFormat(f"dump of format {value[0]!r:.40}; this is {DUMP_FORMAT}")
-        return _loaded(value[0], value[1:])
+        return _loaded(value[1:])
     except (ValueError, TypeError, OverflowError, IndexError, KeyError, AttributeError) as error:
         # msgpack, unpacking and the checks below; all mean that this is no dump.
         raise CorruptFile(f"the dump cannot be read: {str(error)[:200]}") from error
@@ -117,7 +136,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _loaded(form: int, parts: list[Any]) -> ClusterState:
+def _loaded(parts: list[Any]) -> ClusterState:
     cluster_id, index, topic_id_next, producer_id_next, nodes, topics, producers = parts
     _require(len(nodes) <= NODES_MAX, f"{len(nodes)} nodes")
     _require(len(topics) <= TOPICS_MAX, f"{len(topics)} topics")
@@ -131,7 +150,7 @@ def _loaded(form: int, parts: list[Any]) -> ClusterState:
         _require(node.node_id not in state.nodes, f"node {node.node_id} twice")
         state.nodes[node.node_id] = node
     for fields in topics:
-        topic = _loaded_topic(state, [*fields, False] if form == 1 else fields)
+        topic = _loaded_topic(state, fields)
         state.topics[topic.name] = topic
         state.topic_names[topic.topic_id] = topic.name
         state.partition_count += len(topic.partitions)
@@ -141,9 +160,9 @@ def _loaded(form: int, parts: list[Any]) -> ClusterState:
 
 
 def _loaded_topic(state: ClusterState, fields: list[Any]) -> TopicState:
-    name, topic_id, overrides, min_insync, partitions, queued = fields
+    name, topic_id, overrides, min_insync, partitions, queued, synced_since = fields
     try:
-        check_topic_name(_text(name))
+        _require(is_topic_name(_text(name)), f"no topic can be called {name!r:.60}")
         config = topic_config(overrides, REPLICATION_MAX, _number(min_insync))
     except InvalidArgument as error:
         raise ValueError(str(error)) from error
@@ -152,27 +171,44 @@ def _loaded_topic(state: ClusterState, fields: list[Any]) -> TopicState:
     _require(0 < len(partitions) <= PARTITIONS_MAX, f"{len(partitions)} partitions of {name}")
     loaded = tuple(_loaded_partition(state, name, one) for one in partitions)
     _require(type(queued) is bool, f"{queued!r:.40} is no bool")
-    return TopicState(name, topic_id, config, loaded, queued)
+    _require((synced_since is not None) == (config.fsync == "always"), f"fsync of {name}")
+    if synced_since is not None:
+        _number(synced_since)
+    return TopicState(name, topic_id, config, loaded, queued, synced_since)
 
 
 def _loaded_partition(state: ClusterState, name: str, fields: list[Any]) -> PartitionState:
-    replicas, isr, leader, epoch, version, target = fields
+    replicas, isr, leader, epoch, version, assignments, target, recovery = fields
     one = PartitionState(
         replicas=tuple(replicas),
         isr=tuple(isr),
         leader=leader,
         epoch=_number(epoch),
         version=_number(version),
+        assignments=tuple(_number(one) for one in assignments),
         target=None if target is None else tuple(target),
+        recovery=None if recovery is None else _loaded_recovery(*recovery),
     )
     nodes = state.nodes
+    asked = () if one.recovery is None else one.recovery.asked
     sound = (
-        bool(one.isr)
+        bool(one.isr or asked)
+        and (one.recovery is None or (leader is None and bool(asked)))
         and len(set(one.replicas)) == len(one.replicas) <= REPLICAS_MAX
         and all(type(node) is int and node in nodes for node in one.replicas)
-        and all(node in one.replicas for node in (*one.isr, *(one.target or ())))
+        and all(node in one.replicas for node in (*one.isr, *asked, *(one.target or ())))
         and (leader is None or (leader in one.isr and nodes[leader].alive))
         and one.target != ()
+        and len(one.assignments) == len(one.replicas)
+        and all(since <= one.version for since in one.assignments)
     )
     _require(sound, f"partition {one} of {name} contradicts itself")
     return one
+
+
+def _loaded_recovery(since: Any, asked: list[Any], told: list[Any]) -> Recovery:
+    tellings = tuple(
+        Telling(_number(node_id), tuple((_number(epoch), _number(end)) for epoch, end in ends))
+        for node_id, ends in told
+    )
+    return Recovery(_number(since), tuple(asked), tellings)

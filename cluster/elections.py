@@ -1,12 +1,14 @@
 """Who leads a partition, and when a move of its replicas is finished. (Core.)
 
 Called inside the application of commands, so all replicas of the metadata elect the same leader.
-Any member of the isr has everything that was acknowledged; nobody else is ever elected.
+Any member of the isr has everything that was acknowledged; nobody else is ever elected. When none
+is left, recovery.py says who is the isr then.
 """
 
 from collections.abc import Callable, Mapping
 
 from raftq.cluster.changes import Change, PartitionChanged
+from raftq.cluster.recovery import isr_of
 from raftq.cluster.state import ClusterState, NodeState, PartitionState, TopicState
 
 Nodes = Mapping[int, NodeState]
@@ -28,7 +30,18 @@ def changed(
     target: tuple[int, ...] | None,
 ) -> PartitionState:
     """`one` with these; like `replace`, which takes five times as long."""
-    return PartitionState(replicas, isr, leader, one.epoch, one.version, target)
+    assignments = assigned(one, replicas, one.version + 1)
+    return PartitionState(
+        replicas, isr, leader, one.epoch, one.version, assignments, target, one.recovery
+    )
+
+
+def assigned(one: PartitionState, replicas: tuple[int, ...], version: int) -> tuple[int, ...]:
+    """The assignments of these replicas, if those that are new become replicas at that version."""
+    if replicas == one.replicas:
+        return one.assignments
+    known = dict(zip(one.replicas, one.assignments, strict=True))
+    return tuple(known.get(node, version) for node in replicas)
 
 
 def settled(before: PartitionState, after: PartitionState, nodes: Nodes) -> PartitionState:
@@ -42,6 +55,8 @@ def settled(before: PartitionState, after: PartitionState, nodes: Nodes) -> Part
         node = nodes[leader]
         if node.alive and not node.draining:
             return before  # as it is nearly always
+    if after.recovery is not None:
+        isr = isr_of(after, nodes)
     if (
         target is not None
         and all(node in isr for node in target)
@@ -57,11 +72,14 @@ def settled(before: PartitionState, after: PartitionState, nodes: Nodes) -> Part
         leader = candidates[0] if candidates else None
     again = after.leader is None and before.leader is not None
     led = leader != before.leader or again
+    recovery = after.recovery if leader is None else None
     moved = (replicas, isr, target) != (before.replicas, before.isr, before.target)
-    if not led and not moved:
+    if not led and not moved and recovery == before.recovery:
         return before
     epoch = before.epoch + 1 if led else before.epoch
-    return PartitionState(replicas, isr, leader, epoch, before.version + 1, target)
+    version = before.version + 1
+    assignments = assigned(after, replicas, version)
+    return PartitionState(replicas, isr, leader, epoch, version, assignments, target, recovery)
 
 
 Edit = Callable[[TopicState, PartitionState], PartitionState]
@@ -87,7 +105,14 @@ def settle_all(state: ClusterState, node_id: int, edit: Edit | None = None) -> l
 
 
 def with_partitions(topic: TopicState, partitions: list[PartitionState]) -> TopicState:
-    return TopicState(topic.name, topic.topic_id, topic.config, tuple(partitions), topic.queued)
+    return TopicState(
+        topic.name,
+        topic.topic_id,
+        topic.config,
+        tuple(partitions),
+        topic.queued,
+        topic.synced_since,
+    )
 
 
 def store_partition(

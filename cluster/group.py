@@ -15,6 +15,7 @@ from raftq.cluster.group_records import (
     GroupRecord,
     MemberGone,
     MemberPut,
+    Raised,
     Released,
     Retargeted,
     by_topic,
@@ -114,6 +115,8 @@ class Group:
             }
             self.ownership.retarget(record.generation, changes)
             self.is_dirty = False
+        elif isinstance(record, Raised):
+            self.ownership.raise_to(record.generation)
         else:
             assert isinstance(record, Released), record
             self.ownership.release(record.member_id, slots_of(record.slots))

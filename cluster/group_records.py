@@ -11,6 +11,7 @@
     7  SnapshotBegun  from here to SnapshotEnded: everything there is
     8  GroupKept      one group of a snapshot
     9  SnapshotEnded
+    10 Raised         the generations had gone back: a new one, above all that partitions know
 
 Partitions stand as {topic: [numbers]}. A kind never changes its fields: a change is a new kind.
 """
@@ -122,6 +123,15 @@ class SnapshotEnded(GroupRecord):
     kind: ClassVar[int] = 9
 
 
+@dataclass(frozen=True, slots=True)
+class Raised(GroupRecord):
+    kind: ClassVar[int] = 10
+
+    group: str
+    generation: int
+    """All that members have they get anew, with this as the owner epoch."""
+
+
 _CLASSES: dict[int, type[GroupRecord]] = {
     one.kind: one
     for one in (
@@ -134,6 +144,7 @@ _CLASSES: dict[int, type[GroupRecord]] = {
         SnapshotBegun,
         GroupKept,
         SnapshotEnded,
+        Raised,
     )
 }
 

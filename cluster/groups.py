@@ -15,6 +15,11 @@ from when it sent the last heartbeat that was answered, may believe that it has 
 A group gets a new target at once, but not before `target_ms` after the one before: many members
 that come within a moment share one.
 
+Partitions keep the owner epochs that they have seen. When the records of a group are lost, or an
+old copy of them comes back, its generations begin again below those, and every claim would be
+fenced for ever. A member says by which epoch it was fenced; if the group has not come to that
+generation, it goes on above it, and everything is given anew.
+
 When a step comes much later than its deadline, this process was stopped and heard nobody since the
 step before: that time does not count against the sessions.
 """
@@ -41,6 +46,7 @@ from raftq.cluster.group_records import (
     GroupRecord,
     MemberGone,
     MemberPut,
+    Raised,
     Released,
     Retargeted,
     SnapshotBegun,
@@ -49,6 +55,8 @@ from raftq.cluster.group_records import (
 )
 from raftq.cluster.patterns import Pattern
 from raftq.cluster.subscriptions import Topics
+
+GENERATION_LAST = (1 << 62) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +166,8 @@ class Groups:
         let_go = group.ownership.let_go(member.member_id, message.generation, named)
         if let_go:
             self._write(Released(group.name, member.member_id, by_topic(let_go)))
+        if group.generation < message.fenced_by < GENERATION_LAST:
+            self._write(Raised(group.name, message.fenced_by + 1))
         self._end_step(now)
         return member.member_id
 
@@ -309,7 +319,7 @@ class Groups:
             self._dirty.pop(record.group, None)
             self._changed[record.group] = None
             return
-        assert isinstance(record, MemberPut | MemberGone | Retargeted | Released), record
+        assert isinstance(record, MemberPut | MemberGone | Retargeted | Released | Raised), record
         group = self.groups.get(record.group)
         if group is None:
             assert isinstance(record, MemberPut), record

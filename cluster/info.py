@@ -46,7 +46,12 @@ def topic_info(state: ClusterState, name: str) -> TopicInfo:
 
 def _made(topic: TopicState) -> TopicInfo:
     partitions = tuple(
-        PartitionInfo(number, one.leader, one.epoch, one.replicas, one.isr, one.target or ())
+        PartitionInfo(
+            *(number, one.leader, one.epoch, one.replicas, one.isr),
+            target=one.target or (),
+            version=one.version,
+            waits_for=() if one.recovery is None else one.recovery.waits_for,
+        )
         for number, one in enumerate(topic.partitions)
     )
     return TopicInfo(

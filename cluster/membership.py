@@ -1,7 +1,9 @@
 """This node's place in the cluster: registered, and heard by the controller. (Shell.)
 
     start ──RegisterNode decided──> member ──beats──> member
-    member ──the state says that it is fenced, or another incarnation──> registers again
+    start ──another process holds the id──> it is asked; see `_claim`
+    member ──the state says that it is fenced──> registers again
+    member ──the state says that another process is this node──> ends, as NodeIdTaken
 
 Beats go to the controller over one kept connection, which is opened anew when the controller
 changes; the end of that connection tells the controller at once that this process is gone. The node
@@ -14,13 +16,20 @@ leads. It is told so by `on_cut_off`, and again when a beat is taken.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from raftq.client.connection import Connection, ConnectionOptions
-from raftq.client.wire.errors import ConnectFailed, ConsensusStopped, RaftqError, RequestTimeout
-from raftq.client.wire.node_messages import Heartbeat, HeartbeatReply
+from raftq.client.wire.errors import (
+    ConnectFailed,
+    ConsensusStopped,
+    Detail,
+    NodeIdTaken,
+    RaftqError,
+    RequestTimeout,
+)
+from raftq.client.wire.node_messages import Heartbeat, HeartbeatReply, Identify
 from raftq.cluster.commands import RegisterNode
 from raftq.cluster.metadata import Change, NodeChanged
 from raftq.cluster.metadata_log import MetadataLog
@@ -32,6 +41,14 @@ logger = logging.getLogger(__name__)
 BEAT_S_MAX = 1.0
 """A beat that takes longer, with connecting, has failed."""
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 2.0
+ASK_S_MAX = 1.0
+"""A holder of the id that answers later than this does not answer."""
+HOLDER_S = 0.25
+LEASES_MAX = 10
+"""For how many leases to wait until a holder that does not answer has lost its own."""
+
+
+Claim = Callable[[RegisterNode, NodeIdTaken], Awaitable[RegisterNode]]
 
 
 class HeartbeatTaker(Protocol):
@@ -73,7 +90,7 @@ class Membership:
         self._connection: Connection | None = None
         self._connected_to: tuple[int, str, int, int] | None = None
         self._scope: asyncio.Timeout | None = None
-        self._takeovers = 0
+        self._claim_ends_at: float | None = None
         self.beats = 0
         """Beats that the controller has taken."""
         self.heard = asyncio.Event()
@@ -84,7 +101,7 @@ class Membership:
         assert self._task is None, "the membership has been started"
         self._metadata.subscribe(self._on_changes)
         self._metadata.on_controller(self._on_controller)
-        await self._register(self._registration)
+        await self._register(await self._asked_first(self._registration), self._claim)
         # From now on this incarnation may be fenced, but it cannot lose anything.
         self._registration = replace(self._registration, lost="nothing")
         self._was_heard(asyncio.get_running_loop().time())
@@ -103,17 +120,26 @@ class Membership:
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("membership stops: %r", error, exc_info=error)
+            if not isinstance(error, NodeIdTaken):
+                logger.critical("membership stops: %r", error, exc_info=error)
             if self._on_fatal is not None:
                 self._on_fatal(error)
 
     # Registering.
 
-    async def _register(self, registration: RegisterNode) -> None:
+    async def _register(
+        self,
+        registration: RegisterNode,
+        claim: Claim | None = None,
+    ) -> None:
         retry_s = RETRY_S_MIN
         while not self._stopping.is_set():
             try:
                 await self._metadata.propose(registration)
+            except NodeIdTaken as error:
+                if claim is None:
+                    raise
+                registration = await claim(registration, error)
             except RaftqError as error:
                 if not error.retriable:
                     raise
@@ -128,23 +154,98 @@ class Membership:
                 return
         raise ConsensusStopped("this node stops")
 
+    async def _asked_first(self, registration: RegisterNode) -> RegisterNode:
+        """What would be refused first is asked first, as far as the holder is known here."""
+        node = self._metadata.state.nodes.get(registration.node_id)
+        if node is None or not node.alive or node.incarnation != registration.before:
+            return registration
+        holder: dict[str, Detail] = {
+            "incarnation": node.incarnation,
+            "host": node.host,
+            "port": node.port,
+        }
+        if await self._answers(holder):
+            raise NodeIdTaken(
+                f"node {node.node_id} is alive at {node.host}:{node.port}, with a copy of this "
+                "directory; stop it first"
+            )
+        return replace(registration, silent=node.incarnation)
+
+    async def _claim(self, registration: RegisterNode, error: NodeIdTaken) -> RegisterNode:
+        """The registration to try next, now that another process holds the id; raises the error
+        when that one is there.
+
+        One that does not answer is gone for all that can be seen from here. If its directory is
+        here, this process follows it at once. If not, it may be cut off only: then its lease has to
+        be over first, and nobody waits for that for ever.
+        """
+        holder = error.details
+        if await self._answers(holder):
+            raise error
+        incarnation = holder.get("incarnation")
+        assert incarnation is None or isinstance(incarnation, int), error
+        if incarnation is not None and registration.before == incarnation:
+            return replace(registration, silent=incarnation)
+        loop, me = asyncio.get_running_loop(), registration.node_id
+        if self._claim_ends_at is None:
+            self._claim_ends_at = loop.time() + LEASES_MAX * self._lease_s
+            logger.warning(
+                "node=%d waits until the lease of the process at %s:%s is over, which holds its id "
+                "and does not answer",
+                me, holder.get("host"), holder.get("port"),
+            )  # fmt: skip
+        while not await wait_for_event(self._stopping, HOLDER_S):
+            if not self._metadata.state.is_alive(me, incarnation):
+                break
+            if await self._answers(holder):
+                raise error
+            if loop.time() >= self._claim_ends_at:
+                waited = LEASES_MAX * self._lease_s
+                raise NodeIdTaken(
+                    f"{error}; it does not answer, nor lose its lease in {waited:.0f} s"
+                )
+        return registration
+
+    async def _answers(self, holder: Mapping[str, Detail]) -> bool:
+        """Whether the process that is registered so is there."""
+        host, port = holder.get("host"), holder.get("port")
+        if not isinstance(host, str) or not isinstance(port, int):
+            return False
+        try:
+            async with asyncio.timeout(ASK_S_MAX):
+                connection = await Connection.open(host, port, self._options)
+                try:
+                    reply = (await connection.request(Identify())).message
+                finally:
+                    connection.end()
+        except (RaftqError, TimeoutError) as error:
+            logger.info("nobody answers at %s:%d: %s", host, port, error)
+            return False
+        known = (self._registration.node_id, holder.get("incarnation"))
+        return known == (reply.node_id, reply.incarnation)
+
     async def _register_again(self) -> None:
         """The state says that this node is not a member, or that another process is it."""
         me = self._registration
         node = self._metadata.state.nodes.get(me.node_id)
         if node is not None and node.incarnation != me.incarnation:
-            # Perhaps a late registration of the process before this one; two processes that go on
-            # as the same node must not drown the cluster in registrations.
-            self._takeovers += 1
-            logger.error("another process registered as node=%d", me.node_id)
-            pause = min(RETRY_S_MIN * (1 << min(self._takeovers, 10)), 10 * RETRY_S_MAX)
-            await wait_for_event(self._stopping, pause)
-        else:
-            logger.warning("node=%d was fenced: it registers again", me.node_id)
+            # Two processes that take the id from each other would never come to rest, and each
+            # time what the other one has is given up.
+            raise self._replaced(node.host, node.port)
+        logger.warning("node=%d was fenced: it registers again", me.node_id)
         try:
             await self._register(me)
+        except NodeIdTaken as error:
+            holder = error.details
+            raise self._replaced(holder.get("host"), holder.get("port")) from None
         except RaftqError as error:
             logger.error("node=%d cannot register: %s", me.node_id, error)
+
+    def _replaced(self, host: Detail, port: Detail) -> NodeIdTaken:
+        return NodeIdTaken(
+            f"another process, at {host}:{port}, registered as node {self._registration.node_id} "
+            "after this one, which ends"
+        )
 
     def _is_member(self) -> bool:
         me = self._registration

@@ -11,6 +11,7 @@ which the state names a leader that is not alive or not in sync.
 from collections.abc import Callable
 from typing import Any
 
+from raftq.client.wire.errors import RaftqError
 from raftq.cluster.changes import (
     Change,
     NodeChanged,
@@ -25,6 +26,7 @@ from raftq.cluster.commands import (
     AlterTopic,
     ChangeIsr,
     Command,
+    Confirm,
     CreateTopic,
     DeleteTopic,
     ElectPreferred,
@@ -32,13 +34,16 @@ from raftq.cluster.commands import (
     FenceNode,
     InitNamedProducer,
     MoveReplicas,
+    Recover,
     RegisterNode,
     RemoveNode,
     Resign,
     SetDraining,
+    TellEnds,
 )
 from raftq.cluster.dump import dump, load
 from raftq.cluster.metadata_nodes import fence_node, register_node, remove_node, set_draining
+from raftq.cluster.metadata_recovery import recover, tell_ends
 from raftq.cluster.metadata_topics import (
     add_partitions,
     allocate_producer_ids,
@@ -82,11 +87,17 @@ _handlers: dict[type[Command], Callable[[ClusterState, Any], tuple[object, list[
     AllocateProducerIds: allocate_producer_ids,
     InitNamedProducer: init_named_producer,
     EnableQueues: enable_queues,
+    Confirm: lambda state, command: (None, []),
+    TellEnds: tell_ends,
+    Recover: recover,
 }
 
 
 def apply(state: ClusterState, command: Command, index: int) -> tuple[Any, list[Change]]:
     """The result (see commands.py) and what changed. RaftqError: refused, nothing changed."""
-    answer = _handlers[type(command)](state, command)
-    state.index = index
-    return answer
+    before, state.index = state.index, index
+    try:
+        return _handlers[type(command)](state, command)
+    except RaftqError:
+        state.index = before
+        raise

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgpack
 
-from raftq.client.wire.errors import ConsensusStopped, RemoteProtocolError
+from raftq.client.wire.errors import ConsensusStopped, RemoteProtocolError, RequestError
 from raftq.client.wire.frames import Buffer
 from raftq.client.wire.node_messages import (
     Propose,
@@ -39,7 +39,11 @@ class MetadataHandlers:
         metadata = self._metadata
         command = decode_command(message.command)
         timeout_s = message.timeout_ms / 1000
-        result = await metadata.propose(command, timeout_s, message.command_id or None)
+        try:
+            result = await metadata.propose(command, timeout_s, message.command_id or None)
+        except RequestError as refusal:
+            # Whoever hears of it should know as much as the state machine that refused.
+            raise refusal.with_details(**refusal.details, metadata_index=metadata.index)  # noqa: B904 - the same error
         return ProposeReply(metadata.index, msgpack.packb(result))
 
     async def watch(
@@ -50,7 +54,7 @@ class MetadataHandlers:
         known = (message.controller, message.term)
         wait_s = message.wait_ms / 1000 if known == (metadata.controller, metadata.term) else 0.0
         watched = await metadata.watch(message.index, wait_s)
-        return encode_watched(watched, metadata.controller, metadata.term)
+        return encode_watched(watched, metadata.controller, metadata.term, metadata.voters)
 
     def _check_voter(self) -> None:
         if self._node_id is not None and self._node_id not in self._metadata.voters:
@@ -58,13 +62,14 @@ class MetadataHandlers:
 
 
 def encode_watched(
-    watched: Watched, controller: int | None, term: int
+    watched: Watched, controller: int | None, term: int, voters: tuple[int, ...]
 ) -> tuple[WatchMetadataReply, Sequence[Buffer]]:
+    led = (controller, term, voters)
     if watched.dump is not None:
-        return WatchMetadataReply(watched.index, (), True, controller, term), (watched.dump,)
+        return WatchMetadataReply(watched.index, (), True, *led), (watched.dump,)
     pieces = [_INDEX.pack(index) + command for index, command in watched.commands]
     lengths = tuple(map(len, pieces))
-    return WatchMetadataReply(watched.index, lengths, False, controller, term), pieces
+    return WatchMetadataReply(watched.index, lengths, False, *led), pieces
 
 
 def decode_watched(reply: WatchMetadataReply, raw: memoryview) -> Iterator[tuple[int, bytes]]:

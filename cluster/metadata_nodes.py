@@ -6,14 +6,18 @@
 A fenced node leads nothing and stays in every isr that it is in: it has all that was acknowledged,
 and its leaders take it out when they need to. A drain ends with the process; a decommission does
 not. Each function refuses, by raising a RaftqError, before it changes anything.
+
+The id of a node that is alive belongs to its process. Another one gets it only as its successor: it
+has the directory, and found that nobody answers as the one before.
 """
 
 from dataclasses import replace
 
-from raftq.client.wire.errors import InvalidArgument, NotEnoughReplicas
+from raftq.client.wire.errors import InvalidArgument, NodeIdTaken, NotEnoughReplicas
 from raftq.cluster.changes import Change, NodeChanged
 from raftq.cluster.commands import FenceNode, Lost, RegisterNode, RemoveNode, SetDraining
 from raftq.cluster.elections import changed, settle_all
+from raftq.cluster.recovery import after_loss, untold
 from raftq.cluster.state import NODES_MAX, ClusterState, NodeState, PartitionState, TopicState
 
 Answer = tuple[object, list[Change]]
@@ -27,6 +31,8 @@ def register_node(state: ClusterState, command: RegisterNode) -> Answer:
     if old is None and len(state.nodes) >= NODES_MAX:
         raise InvalidArgument(f"there are {NODES_MAX} nodes already")
     restarted = old is not None and old.incarnation != command.incarnation
+    if old is not None and restarted and old.alive:
+        _check_successor(old, command)
     decommissioning = old is not None and old.decommissioning
     new = NodeState(
         node_id=node_id,
@@ -39,59 +45,65 @@ def register_node(state: ClusterState, command: RegisterNode) -> Answer:
         alive=True,
         draining=decommissioning or (old is not None and old.draining and not restarted),
         decommissioning=decommissioning,
+        unsynced_since=_unsynced_since(state, old, command),
     )
     if new == old:
         return None, []
     state.nodes[node_id] = new
+    if old is None or not restarted:
+        return None, [NodeChanged(node_id), *settle_all(state, node_id)]
     lost = command.lost
-    if (
-        old is not None
-        and restarted
-        and lost != "everything"
-        and command.before not in (None, old.incarnation)
-    ):
+    if lost != "everything" and command.before not in (None, old.incarnation):
         lost = "past"  # its directory is older than what was last known of it
+    wrote_since = old.unsynced_since
 
     def edit(topic: TopicState, partition: PartitionState) -> PartitionState:
-        leader = partition.leader
-        isr = _isr_without(topic, partition, node_id, lost)
-        if isr == partition.isr and leader != node_id:
-            return partition
-        if leader == node_id:
-            leader = None  # the epoch was that of the process that is gone
-        return changed(partition, partition.replicas, isr, leader, partition.target)
+        after = untold(partition, node_id)
+        after = after_loss(after, node_id, _lost_of(topic, lost, wrote_since))
+        if partition.leader != node_id:
+            return after
+        # Nobody leads: the epoch was that of the process that is gone.
+        return changed(after, after.replicas, after.isr, None, after.target)
 
-    changes = settle_all(state, node_id, edit if restarted else None)
-    return None, [NodeChanged(node_id), *changes]
+    return None, [NodeChanged(node_id), *settle_all(state, node_id, edit)]
 
 
-def _isr_without(
-    topic: TopicState, partition: PartitionState, node_id: int, lost: Lost
-) -> tuple[int, ...]:
-    """The isr after one of its nodes may have lost data.
+def _check_successor(holder: NodeState, command: RegisterNode) -> None:
+    known = holder.incarnation
+    if command.before != known or command.silent != known:
+        raise NodeIdTaken(
+            f"node {holder.node_id} is alive at {holder.host}:{holder.port}, as another process; "
+            "stop it first"
+        ).with_details(incarnation=known, host=holder.host, port=holder.port)
 
-    A tail costs a node its place where others are in sync; not with fsync `always`, where nothing
-    is acknowledged before it is synced. Logs that went back in time cost it in any case. When the
-    last one in sync has lost everything, the other copies are the best there is: an empty log must
-    not lead, because all others would be cut to it.
-    """
-    isr = partition.isr
-    if lost == "nothing" or node_id not in isr:
-        return isr
-    if lost == "tail" and topic.config.fsync == "always":
-        return isr
-    others = tuple(one for one in isr if one != node_id)
-    if not others and lost == "everything":
-        others = tuple(one for one in partition.replicas if one != node_id)
-    return others or isr
+
+def _unsynced_since(state: ClusterState, old: NodeState | None, command: RegisterNode) -> int:
+    """See NodeState. What a process left to the kernel is as it was for the next one; what is still
+    there after the machine went down was on the disk."""
+    if old is not None and old.incarnation == command.incarnation:
+        return old.unsynced_since
+    if old is None or command.synced or command.lost in ("tail", "everything"):
+        return state.index
+    return old.unsynced_since
+
+
+def _lost_of(topic: TopicState, lost: Lost, wrote_since: int) -> Lost:
+    """What of a topic's logs was lost. Nothing is acknowledged before it is synced with fsync
+    `always`; but it must have been so for as long as there was something to be synced."""
+    synced_since = topic.synced_since
+    if lost == "tail" and synced_since is not None and synced_since < wrote_since:
+        return "nothing"
+    return lost
 
 
 def fence_node(state: ClusterState, command: FenceNode) -> Answer:
     node = _known(state, command.node_id)
     if not node.alive or node.incarnation != command.incarnation:
         return False, []
-    state.nodes[node.node_id] = replace(node, alive=False)
-    return True, [NodeChanged(node.node_id), *settle_all(state, node.node_id)]
+    node_id = node.node_id
+    state.nodes[node_id] = replace(node, alive=False)
+    changes = settle_all(state, node_id, lambda topic, partition: untold(partition, node_id))
+    return True, [NodeChanged(node_id), *changes]
 
 
 def set_draining(state: ClusterState, command: SetDraining) -> Answer:

@@ -41,6 +41,7 @@ from raftq.cluster.commands import (
 )
 from raftq.cluster.elections import changed, electable, settled, store_partition, with_partitions
 from raftq.cluster.placement import place
+from raftq.cluster.recovery import waiting
 from raftq.cluster.state import (
     PARTITIONS_MAX,
     PARTITIONS_TOTAL_MAX,
@@ -82,7 +83,10 @@ def create_topic(state: ClusterState, command: CreateTopic) -> Answer:
     created = _created(state, partitions, replication)
     state.topic_id_next += 1
     state.partition_count += partitions
-    state.topics[name] = TopicState(name, topic_id, config, tuple(created))
+    synced_since = 0 if config.fsync == "always" else None
+    state.topics[name] = TopicState(
+        name, topic_id, config, tuple(created), synced_since=synced_since
+    )
     state.topic_names[topic_id] = name
     result = {"topic_id": topic_id, "partitions": partitions, "replication": replication}
     return result, [TopicChanged(name, topic_id)]
@@ -95,7 +99,10 @@ def alter_topic(state: ClusterState, command: AlterTopic) -> Answer:
     config = topic_config(overrides, topic.replication, min_insync)
     if config == topic.config:
         return None, []
-    state.topics[topic.name] = replace(topic, config=config)
+    synced_since = None
+    if config.fsync == "always":
+        synced_since = state.index if topic.synced_since is None else topic.synced_since
+    state.topics[topic.name] = replace(topic, config=config, synced_since=synced_since)
     return None, [TopicChanged(topic.name, topic.topic_id)]
 
 
@@ -173,8 +180,7 @@ def resign(state: ClusterState, command: Resign) -> Answer:
     ]
     if not others:
         return False, []
-    epoch, version = old.epoch + 1, old.version + 1
-    new = PartitionState(old.replicas, old.isr, others[0], epoch, version, old.target)
+    new = replace(old, leader=others[0], epoch=old.epoch + 1, version=old.version + 1)
     changes = store_partition(state, topic, command.partition, new)
     return True, [LeaderResigned(command.leader), *changes]
 
@@ -190,8 +196,7 @@ def elect_preferred(state: ClusterState, command: ElectPreferred) -> Answer:
         if preferred == old.leader or state.nodes[preferred].draining:
             continue
         if preferred in electable(old.replicas, old.isr, state.nodes):
-            epoch, version = old.epoch + 1, old.version + 1
-            new = PartitionState(old.replicas, old.isr, preferred, epoch, version, old.target)
+            new = replace(old, leader=preferred, epoch=old.epoch + 1, version=old.version + 1)
             edits.setdefault(topic_id, {})[number] = new
     changes: list[Change] = []
     for topic_id, edited in edits.items():
@@ -210,6 +215,9 @@ def move_replicas(state: ClusterState, command: MoveReplicas) -> Answer:
     topic, old = _partition(state, topic.topic_id, command.partition)
     wanted = command.replicas
     _check_target(state, topic, old, wanted)
+    if old.recovery is not None:
+        # A copy that the move would drop may be the longest there is.
+        raise InvalidArgument(waiting(topic, command.partition, old.recovery))
     if wanted == old.wanted:
         return old.target is None, []
     # What an earlier move only began to add is of no use any more, unless it is in sync.
@@ -319,5 +327,5 @@ def _created(state: ClusterState, partitions: int, replication: int) -> list[Par
         isr = tuple(node for node in replicas if nodes[node].alive) or replicas
         candidates = electable(replicas, isr, nodes)
         leader = candidates[0] if candidates else None
-        created.append(PartitionState(replicas, isr, leader, epoch=1, version=1))
+        created.append(PartitionState(replicas, isr, leader, 1, 1, (1,) * len(replicas)))
     return created

@@ -49,7 +49,8 @@ def next_move(
     if not waiting:
         return None
     load = Load(state)
-    for name, number, one, leaving in waiting:
+    # In a recovery, a copy that a move would drop may be the longest there is.
+    for name, number, one, leaving in [row for row in waiting if row[2].recovery is None]:
         replicas = load.replacement(one, leaving)
         if replicas is not None:
             reason = f"node {leaving} is to hold nothing"

@@ -8,7 +8,8 @@ that it can be sent again, to any voter, whatever became of the try before.
 
 Addresses come from the settings and, once there is a state, from the voters in it. What a voter
 says is applied to the same copy that voters hold; a contradiction is answered by asking anew for
-the whole state, never by going back.
+the whole state, never by going back. Settings that name other voters than the cluster has end the
+node; settings that name none leave it to learn them.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from raftq.client.wire.errors import (
     NoLeader,
     OutcomeUnknown,
     RaftqError,
+    RequestError,
     RequestTimeout,
     Throttled,
     TransportError,
@@ -38,6 +40,7 @@ from raftq.cluster.metadata_copy import MetadataCopy
 from raftq.cluster.metadata_handlers import decode_watched, unpack_result
 from raftq.cluster.metadata_log import PROPOSE_S, ControllerSubscriber, Subscriber, Watched
 from raftq.cluster.state import AddressOf, ClusterState, own_address
+from raftq.cluster.voters_file import NOT_YET, shown
 from raftq.cluster.waiting import wait_for_event
 
 logger = logging.getLogger(__name__)
@@ -86,6 +89,8 @@ class ObserverMetadata:
         self._tried = 0
         self._whole = True
         """Whether to ask for the whole state."""
+        self._refused: ConfigError | None = None
+        """Why this node does not belong to the cluster."""
         self._scope: asyncio.Timeout | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -169,6 +174,10 @@ class ObserverMetadata:
                 last = _worse(last, error)
                 await wait_for_event(self._stopping, min(RETRY_S_MIN, left))
                 continue
+            except RequestError as refusal:
+                # What it was refused for is known here, too, when the caller hears of it.
+                await self._wait_until(_taken_index(refusal), deadline)
+                raise
             await self._wait_until(index, deadline)
             return result
         if self._stopping.is_set():
@@ -207,6 +216,8 @@ class ObserverMetadata:
                     retry_s = RETRY_S_MIN
                     await self._follow()
                 except RaftqError as error:
+                    if error is self._refused:
+                        raise
                     logger.info("observer lost its voter: %s", error)
                     await self._close()
                 await wait_for_event(self._stopping, retry_s * self._rng.uniform(0.5, 1.0))
@@ -247,6 +258,7 @@ class ObserverMetadata:
                 raise RequestTimeout("the voter does not answer") from None
             finally:
                 self._scope = None
+            self._check_voters(reply.message)
             try:
                 self._take(reply)
             except RaftqError:
@@ -255,6 +267,19 @@ class ObserverMetadata:
             self._whole = False
             self._has_state.set()
             self._connected.set()
+
+    def _check_voters(self, message: WatchMetadataReply) -> None:
+        """One that has a leader is of the same set as a majority, so it knows the voters; one that
+        has none may be new and wrong itself."""
+        if message.controller is None or self._voters == message.voters:
+            return
+        if self._voters:
+            self._refused = ConfigError(
+                f"the settings name the voters {shown(self._voters)}, but the cluster's are "
+                f"{shown(message.voters)}: {NOT_YET}"
+            )
+            raise self._refused
+        self._voters = message.voters
 
     def _take(self, reply: Reply[WatchMetadataReply]) -> None:
         message = reply.message
@@ -272,7 +297,7 @@ class ObserverMetadata:
     def _leave(self) -> None:
         """Give the voter up: the task that follows it looks for another."""
         self._connected.clear()
-        if self._scope is not None:
+        if self._scope is not None and not self._scope.expired():
             self._scope.reschedule(asyncio.get_running_loop().time())
 
     async def _close(self) -> None:
@@ -281,6 +306,15 @@ class ObserverMetadata:
             self._connected.clear()
         if connection is not None:
             await connection.close()
+
+
+def _taken_index(refusal: RequestError) -> int:
+    """Up to where the metadata reached when the voter told of it; taken from the details, because
+    it means nothing to anybody else."""
+    details = dict(refusal.details)
+    index = details.pop("metadata_index", 0)
+    refusal.with_details(**details)
+    return index if isinstance(index, int) else 0
 
 
 def _worse(last: RaftqError, error: RaftqError) -> RaftqError:

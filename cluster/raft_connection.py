@@ -1,15 +1,18 @@
 """One authenticated connection between two Raft nodes, over a non-blocking socket. (Shell.)
 
     frame      length u32 | mac 16 | body         length counts mac and body; mac is 0 at first
-    hello      connector: [version, cluster, from, to, nonce]
-    challenge  acceptor:  [nonce, proof]          proof = HMAC(secret, "acceptor" + everything said)
+    hello      connector: [version, cluster, from, to, nonce, voters]
+    challenge  acceptor:  [nonce, proof, voters]  proof = HMAC(secret, "acceptor" + everything said)
     response   connector: [proof]                 proof = HMAC(secret, "connector" + the same)
 
-Both prove that they know the secret, and neither sends it. Afterwards every frame carries a keyed
-BLAKE2 of its body and its number under a key of this connection only, one per direction: a frame
-cannot be forged, repeated, left out or taken from another connection. The content is not encrypted.
+Both prove that they know the secret, and neither sends it. Both then know for certain among which
+voters the other one counts its majorities, and unless they are the same it ends here, for both
+(OtherVoters): what the one has promised means nothing to the other. Afterwards every frame carries
+a keyed BLAKE2 of its body and its number under a key of this connection only, one per direction: a
+frame cannot be forged, repeated, left out or taken from another connection. The content is not
+encrypted.
 
-Bounds: before it is authenticated a connection may send frames of 1 KiB and has a few seconds; then
+Bounds: before it is authenticated a connection may send frames of 2 KiB and has a few seconds; then
 frames up to `frame_bytes`. A peer that breaks a rule loses its connection and nothing else.
 """
 
@@ -26,8 +29,9 @@ import msgpack
 
 from raftq.client.wire.errors import RemoteProtocolError
 
-VERSION = 1
-HANDSHAKE_FRAME_BYTES = 1024
+VERSION = 2
+HANDSHAKE_FRAME_BYTES = 2048
+"""Room for seven voters with the longest names."""
 NONCE_BYTES = 32
 _MAC_BYTES = 16
 _LENGTH = struct.Struct("<I")
@@ -44,10 +48,21 @@ class Identity:
     cluster: str
     secret: bytes
     frame_bytes: int
+    voters: tuple[str, ...]
+    """The ids of all voters, in order."""
 
 
 class Closed(Exception):
     """The other side ended the connection, or the network did."""
+
+
+class OtherVoters(Exception):
+    """A node that knows the secret counts its majorities among other voters."""
+
+    def __init__(self, peer: str, voters: tuple[str, ...]) -> None:
+        super().__init__(f"node {peer} has other voters")
+        self.peer = peer
+        self.voters = voters
 
 
 class Connection:
@@ -63,12 +78,13 @@ class Connection:
         self._out = bytearray()
         self._said = b""
         self._acceptor = b""
+        self._voters: tuple[str, ...] = ()
         self._keys: tuple[bytes, bytes] | None = None
         self._sent = self._received = 0
         self.peer: str | None = None
         self.opened_at = self.heard_at = self.spoke_at = now
         if peer is not None:
-            hello = [VERSION, me.cluster, me.node_id, peer, os.urandom(NONCE_BYTES)]
+            hello = [VERSION, me.cluster, me.node_id, peer, os.urandom(NONCE_BYTES), me.voters]
             self._said = msgpack.packb(hello)
             self._frame(self._said)
 
@@ -115,7 +131,8 @@ class Connection:
     # Receiving.
 
     def read(self, now: float, deliver: Callable[[bytes], None]) -> None:
-        """Take what has arrived, and `deliver` each body. Raises Closed, RemoteProtocolError."""
+        """Take what has arrived, and `deliver` each body. Raises Closed, RemoteProtocolError, and
+        OtherVoters at the end of the handshake."""
         ended = None
         for _ in range(_READS_PER_ROUND):
             try:
@@ -173,7 +190,7 @@ class Connection:
         parts = _unpack_list(body)
         if self._expected is None:
             self._on_hello(parts, body)
-        elif self._said and len(parts) == 2:
+        elif self._said and len(parts) == 3:
             self._on_challenge(parts)
         elif len(parts) == 1:
             self._on_response(parts)
@@ -182,25 +199,28 @@ class Connection:
 
     def _on_hello(self, parts: list[Any], body: bytes) -> None:
         me = self._me
-        if len(parts) != 5 or parts[0] != VERSION:
+        if len(parts) != 6 or parts[0] != VERSION:
             raise RemoteProtocolError(f"not a hello of version {VERSION}")
-        _, cluster, sender, target, nonce = parts
+        _, cluster, sender, target, nonce, voters = parts
         if cluster != me.cluster or target != me.node_id or not isinstance(sender, str):
             raise RemoteProtocolError("a hello for another node or cluster")
         if type(nonce) is not bytes or len(nonce) != NONCE_BYTES:
             raise RemoteProtocolError("a hello without a nonce")
         own = os.urandom(NONCE_BYTES)
         self._expected = sender
-        self._acceptor = body + own
-        self._frame(msgpack.packb([own, self._proof(b"acceptor", self._acceptor)]))
+        self._voters = _names(voters)
+        self._acceptor = body + own + msgpack.packb(me.voters)
+        self._frame(msgpack.packb([own, self._proof(b"acceptor", self._acceptor), me.voters]))
         self.write()
 
     def _on_challenge(self, parts: list[Any]) -> None:
-        nonce, proof = parts
+        nonce, proof, voters = parts
         if type(nonce) is not bytes or len(nonce) != NONCE_BYTES:
             raise RemoteProtocolError("a challenge without a nonce")
-        said = self._said + nonce
+        self._voters = _names(voters)
+        said = self._said + nonce + msgpack.packb(self._voters)
         self._verify(b"acceptor", said, proof)
+        # Even if it ends here: the other side shall know who it was that has other voters.
         self._frame(msgpack.packb([self._proof(b"connector", said)]))
         self.write()
         self._agree(said, b"connector", b"acceptor")
@@ -212,6 +232,9 @@ class Connection:
         self._agree(self._acceptor, b"acceptor", b"connector")
 
     def _agree(self, said: bytes, mine: bytes, theirs: bytes) -> None:
+        assert self._expected is not None
+        if self._voters != self._me.voters:
+            raise OtherVoters(self._expected, self._voters)
         self._keys = (self._proof(b"key " + mine, said), self._proof(b"key " + theirs, said))
         self.peer = self._expected
 
@@ -221,6 +244,12 @@ class Connection:
     def _verify(self, role: bytes, said: bytes, proof: object) -> None:
         if type(proof) is not bytes or not hmac.compare_digest(self._proof(role, said), proof):
             raise RemoteProtocolError("the other side does not know the cluster's secret")
+
+
+def _names(voters: object) -> tuple[str, ...]:
+    if not isinstance(voters, list) or not all(isinstance(one, str) for one in voters):
+        raise RemoteProtocolError("a handshake without voters")
+    return tuple(voters)
 
 
 def _unpack_list(body: bytes) -> list[Any]:

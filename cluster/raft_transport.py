@@ -2,7 +2,8 @@
 
 Of each pair the node with the greater id connects and the other accepts, so there is one way to
 make their connection. An accepted one that proves its identity replaces the one before, whose
-unread and unsent bytes are dropped. Who is not a voter, or does not know the secret, gets nothing.
+unread and unsent bytes are dropped. Who is not a voter, does not know the secret, or has other
+voters in its settings, gets nothing; of other voters both sides tell once, not at every attempt.
 
 Fits pysyncobj's `Transport` interface. Runs in the Raft thread; a lost connection, a refused peer
 or a failing accept never raises out of here.
@@ -15,9 +16,10 @@ from typing import Any
 
 from raftq.client.wire.errors import ConfigError, RemoteProtocolError
 from raftq.cluster.consensus_config import ConsensusConfig
-from raftq.cluster.raft_connection import PING, Closed, Connection, Identity
+from raftq.cluster.raft_connection import PING, Closed, Connection, Identity, OtherVoters
 from raftq.cluster.raft_library import POLL_EVENT_TYPE, Node, Transport
 from raftq.cluster.raft_messages import Message, decode, encode
+from raftq.cluster.voters_file import NOT_YET, in_order, shown
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,11 @@ class RaftTransport(Transport):  # type: ignore[misc]
         self._clock = clock
         self._times = config.times
         self._me = Identity(
-            config.node_id, config.cluster, config.secret, config.limits.frame_bytes
+            config.node_id,
+            config.cluster,
+            config.secret,
+            config.limits.frame_bytes,
+            in_order(config.voters),
         )
         self._nodes: dict[str, Node] = {node.id: node for node in owner.otherNodes}
         self._addresses: Mapping[str, str] = config.voters
@@ -62,6 +68,8 @@ class RaftTransport(Transport):  # type: ignore[misc]
         self._unknown: dict[int, Connection] = {}
         """By file descriptor: handshakes under way, in both directions."""
         self._tried_at: dict[str, float] = {}
+        self._told: dict[str, tuple[str, ...]] = {}
+        """The other voters of nodes that were refused for them."""
         self._listener = listener
         self._poller.subscribe(listener.fileno(), self._on_accept, _READ)
 
@@ -173,10 +181,25 @@ class RaftTransport(Transport):  # type: ignore[misc]
                 connection.read(self._clock(), lambda body: self._deliver(connection, body))
             if connection.peer is not None and before is None:
                 self._adopt(connection)
+        except OtherVoters as error:
+            self._tell(error)
+            self._drop(connection, error)
+            return
         except (Closed, RemoteProtocolError) as error:
             self._drop(connection, error)
             return
         self._watch(connection)
+
+    def _tell(self, error: OtherVoters) -> None:
+        if self._told.get(error.peer) == error.voters:
+            return
+        if len(self._told) >= _UNKNOWN_MAX:
+            self._told.clear()
+        self._told[error.peer] = error.voters
+        logger.error(
+            "raft node=%s refuses peer node=%s for its voters: it has %s, here they are %s; %s",
+            self._me.node_id, error.peer, shown(error.voters), shown(self._me.voters), NOT_YET,
+        )  # fmt: skip
 
     def _adopt(self, connection: Connection) -> None:
         """The handshake is done: this is the connection to that node from now on."""
@@ -191,6 +214,7 @@ class RaftTransport(Transport):  # type: ignore[misc]
         if old is not None:
             self._drop(old, Closed("replaced by a new connection"))
         self._live[node_id] = connection
+        self._told.pop(node_id, None)
         self._onNodeConnected(node)
 
     def _deliver(self, connection: Connection, body: bytes) -> None:

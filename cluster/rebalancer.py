@@ -102,6 +102,14 @@ class Ownership:
             else:
                 self._give(slot, member)
 
+    def raise_to(self, generation: int) -> None:
+        """Partitions know higher owner epochs than this group: give everything anew, above them."""
+        assert generation > self.generation, (generation, self.generation)
+        self.generation = generation
+        for slot, (member, _) in list(self.owner.items()):
+            if slot not in self.revoked:
+                self._give(slot, member)
+
     def restore(self, slot: Slot, target: str | None, owned: tuple[str, int, int] | None) -> None:
         """One partition as a snapshot has it: who should have it; and who has it, since which
         epoch, and to be revoked since which generation (0: not)."""

@@ -4,10 +4,15 @@ Only metadata.py changes a ClusterState, and it replaces entries and never mutat
 holds a NodeState, TopicState or PartitionState holds a fact that stays as it was.
 
     leader in isr, isr within replicas, and a leader is alive: at all times
+    recovery nobody leads before copies have told where they end (recovery.py); only then is the
+             isr empty, which it is when the last one in sync lost what it had
     epoch    grows with every change of leader, also to none and also when a node that led was
              restarted and leads again
     version  grows with every change of a PartitionState
     target   the replicas of a move under way; `replicas` then has the old and the new ones
+    assignments
+             of each replica, the version at which the node was made one: a node that is moved away
+             and back is another replica, and what it said before means nothing
 
 `isr` only loses a member by its leader's word or because the member lost data, so every member has
 everything that was acknowledged and may be elected.
@@ -40,6 +45,9 @@ class NodeState:
     draining: bool
     """It leads only what nobody else can. A decommissioning node is also draining."""
     decommissioning: bool
+    unsynced_since: int = 0
+    """The index of a registration: all that the node wrote before is on its disk. Its own, if the
+    process before it stopped cleanly or the machine went down; else that one's."""
 
     @property
     def place(self) -> str:
@@ -57,6 +65,32 @@ def own_address(node: NodeState) -> tuple[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
+class Telling:
+    """Where the logs of one copy end: (last epoch, end offset) of each strand."""
+
+    node_id: int
+    ends: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """A partition of which nobody is known to have everything: the longest copy shall lead.
+
+    What was told by a node that was restarted or fenced since is gone: it has to tell again.
+    """
+
+    since: int
+    """The version of the partition that began it; a telling names it."""
+    asked: tuple[int, ...]
+    told: tuple[Telling, ...] = ()
+
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        known = [one.node_id for one in self.told]
+        return tuple(node for node in self.asked if node not in known)
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionState:
     replicas: tuple[int, ...]
     """The preferred leader first."""
@@ -65,7 +99,11 @@ class PartitionState:
     leader: int | None
     epoch: int
     version: int
+    assignments: tuple[int, ...]
+    """In the order of `replicas`."""
     target: tuple[int, ...] | None = None
+    recovery: Recovery | None = None
+    """None whenever somebody leads."""
 
     @property
     def wanted(self) -> tuple[int, ...]:
@@ -92,6 +130,9 @@ class TopicState:
     partitions: tuple[PartitionState, ...]
     queued: bool = False
     """Its partitions have a ledger and delays beside their data. Never taken back."""
+    synced_since: int | None = None
+    """The index since which its fsync is `always`, 0 for a topic that was never without; None while
+    it is not."""
 
     @property
     def replication(self) -> int:
@@ -113,6 +154,7 @@ class Summary:
     under_replicated: int
     under_min_insync: int
     moves: int
+    recovering: int
 
 
 @dataclass(slots=True)
@@ -155,13 +197,14 @@ class ClusterState:
 
     def summary(self) -> Summary:
         alive = {node_id for node_id, node in self.nodes.items() if node.alive}
-        leaderless = under_replicated = under_min_insync = moves = 0
+        leaderless = under_replicated = under_min_insync = moves = recovering = 0
         for topic, _, one in self.all_partitions():
             in_sync = sum(node in alive for node in one.isr)
             leaderless += one.leader is None
             under_replicated += in_sync < min(len(one.replicas), len(one.wanted))
             under_min_insync += in_sync < topic.isr_size_min(one)
             moves += one.target is not None
+            recovering += one.recovery is not None
         return Summary(
             topics=len(self.topics),
             partitions=self.partition_count,
@@ -169,6 +212,7 @@ class ClusterState:
             under_replicated=under_replicated,
             under_min_insync=under_min_insync,
             moves=moves,
+            recovering=recovering,
         )
 
     def leading(self, node_id: int) -> int:

@@ -8,9 +8,7 @@ written for `orders.*` is not meant to get what was given up of `orders`.
 from collections.abc import Iterable, Mapping, Sequence
 
 from raftq.cluster.patterns import Pattern
-from raftq.cluster.topic_config import is_internal
-
-DEAD_LETTER_SUFFIX = ".dlq"
+from raftq.cluster.topic_config import DEAD_LETTER_SUFFIX, is_internal
 
 
 class Topics:

@@ -39,6 +39,10 @@ NUMBER_MAX = (1 << 63) - 1
 REPLICATION_MAX = 16
 INTERNAL_PREFIX = "__"
 
+NAME_CHARACTERS_MAX = 245
+"""Of a topic, so that the name of its dead letters has no more than 249, as a file name can have
+with room to spare."""
+DEAD_LETTER_SUFFIX = ".dlq"
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 
 # name: (default, smallest, largest, whether -1 stands for no limit)
@@ -92,11 +96,18 @@ class TopicConfig:
 
 
 def check_topic_name(name: str) -> None:
-    """InvalidArgument unless it can be a topic's name; "." and ".." mean something in paths."""
-    if _TOPIC_NAME.fullmatch(name) is None or name in (".", ".."):
+    """InvalidArgument unless it can be a new topic's name; "." and ".." mean something in paths."""
+    length = len(name.removesuffix(DEAD_LETTER_SUFFIX))
+    if not is_topic_name(name) or length > NAME_CHARACTERS_MAX:
         raise InvalidArgument(
-            f"topic name {name[:300]!r}: use 1 to 249 of the characters A-Z a-z 0-9 . _ -"
+            f"topic name {name[:300]!r}: use 1 to {NAME_CHARACTERS_MAX} of the characters A-Z a-z "
+            f"0-9 . _ - (its dead letters are in NAME{DEAD_LETTER_SUFFIX})"
         )
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether a topic may have it: one that was made before, or dead letters."""
+    return _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
 def is_internal(name: str) -> bool:

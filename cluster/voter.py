@@ -19,6 +19,7 @@ from raftq.client.wire.errors import (
     ConsensusBroken,
     NoLeader,
     OutcomeUnknown,
+    RaftqError,
     Throttled,
     UnknownFormat,
 )
@@ -142,14 +143,18 @@ class VoterMetadata:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
         name = command_id or self.new_command_id()
+        unknown: RaftqError | None = None
         while True:
             if self._broken is not None:
                 raise self._broken
             try:
                 result = await self.consensus.propose(encoded, deadline - clock(), name)
-            except (NoLeader, OutcomeUnknown, Throttled):
+            except (NoLeader, OutcomeUnknown, Throttled) as error:
+                if error.outcome == "unknown":
+                    unknown = error
                 if clock() + RETRY_S >= deadline:
-                    raise
+                    # A later try that failed says nothing of one that may have been taken.
+                    raise unknown or error  # noqa: B904 - one of them is this error
                 await wait_for_event(self._stopping, RETRY_S)
             else:
                 return result

@@ -47,6 +47,7 @@ class AdminHandlers:
             under_min_insync=summary.under_min_insync,
             moves=summary.moves,
             version=version("raftq"),
+            recovering=summary.recovering,
         )
 
     async def create_topic(

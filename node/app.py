@@ -24,6 +24,7 @@ from raftq.client.wire.errors import (
     AccessDenied,
     ConfigError,
     ConnectFailed,
+    NodeIdTaken,
     NodeStopping,
     RaftqError,
     StorageError,
@@ -39,13 +40,15 @@ from raftq.client.wire.messages import (
 from raftq.client.wire.node_messages import (
     Heartbeat,
     HeartbeatReply,
+    Identify,
+    IdentifyReply,
     Propose,
     ReadReplica,
     Replicate,
     WatchMetadata,
 )
 from raftq.client.wire.proof import check_proof, cluster_proof
-from raftq.cluster.commands import FenceNode, RegisterNode
+from raftq.cluster.commands import FenceNode, Lost, RegisterNode
 from raftq.cluster.consensus_config import ConsensusConfig
 from raftq.cluster.controller_driver import ControllerDriver
 from raftq.cluster.membership import Membership
@@ -54,6 +57,7 @@ from raftq.cluster.metadata_log import MetadataLog
 from raftq.cluster.observer import ObserverMetadata
 from raftq.cluster.state import NodeState
 from raftq.cluster.voter import VoterMetadata
+from raftq.cluster.voters_file import refuse_former_voter
 from raftq.node.admin_handlers import AdminHandlers
 from raftq.node.chaos_node import surroundings
 from raftq.node.config import Address, NodeConfig
@@ -67,6 +71,7 @@ from raftq.node.identity import Identity, Loss, boot_id, remember, what_was_lost
 from raftq.node.metering import meter
 from raftq.node.partitions import Partitions
 from raftq.node.queues.courier import NodeCourier
+from raftq.node.recovery_handlers import RecoveryHandlers
 from raftq.node.replica_files import shortened
 from raftq.node.server.session import Handler, Session
 from raftq.node.server.tcp import TcpServer
@@ -150,6 +155,7 @@ class Node:
             self._handlers(),
             node_id=config.node_id,
             cluster_id=config.cluster_id,
+            incarnation=self.incarnation,
             options=config.server,
             admit=self._admit,
             on_leave=self._left,
@@ -196,6 +202,7 @@ class Node:
         node_only: dict[type[Message], Handler] = {
             Replicate: self.conversations.handle,
             Heartbeat: self._heartbeat,
+            Identify: self._identify,
             Propose: shared.propose,
             WatchMetadata: shared.watch,
             ReadReplica: self.upkeep.read_replica,
@@ -207,6 +214,7 @@ class Node:
             InitProducer: data.init_producer,
             **self.services.table(),
             **AdminHandlers(self.node_id, self.config.cluster_id, self.metadata).table(),
+            **RecoveryHandlers(self.partitions, self.metadata).table(),
         }
         return {
             **{kind: self._when_serving(handler) for kind, handler in for_all.items()},
@@ -236,7 +244,10 @@ class Node:
         if shorter := shortened(disk, config.data_dir):
             # Whoever is elected with them would have the others cut to their length.
             logger.error("node=%d logs_without_their_end=%s", self.node_id, shorter)
-            loss = replace(loss, lost="everything" if loss.lost == "everything" else "past")
+            lost: Lost = "everything" if loss.lost == "everything" else "past"
+            loss = replace(loss, lost=lost, synced=False)
+        if not config.is_voter:
+            refuse_former_voter(disk, f"{config.data_dir}/raft", config.voters)
         await self.metadata.start()
         await self.server.__aenter__()
         self._listening = True
@@ -321,7 +332,8 @@ class Node:
     def fail(self, error: BaseException) -> None:
         """Something that cannot be handled: the node must not go on."""
         if not self.fatal.done():
-            logger.critical("node=%d fails: %r", self.node_id, error, exc_info=error)
+            trace = None if isinstance(error, NodeIdTaken) else error  # an operator's mistake
+            logger.critical("node=%d fails: %s", self.node_id, error, exc_info=trace)
             self.fatal.set_exception(error)
             self.fatal.exception()  # whoever waits for it hears of it; nobody has to
 
@@ -347,7 +359,8 @@ class Node:
     # Peers
 
     async def connect(self, node_id: int) -> Connection:
-        """A connection to another node, wherever the metadata says it is."""
+        """A connection to another node, wherever the metadata says it is; to the process that the
+        metadata knows, because what another one says is not that node's word."""
         node = self.metadata.state.nodes.get(node_id)
         if node is None:
             raise ConnectFailed(f"node {node_id} is not known")
@@ -357,6 +370,12 @@ class Node:
         if hello is None or hello.node_id != node_id:
             await connection.close()
             raise ConnectFailed(f"{host}:{port} is not node {node_id}")
+        if hello.incarnation != node.incarnation:
+            await connection.close()
+            raise ConnectFailed(
+                f"{host}:{port} is node {node_id} as incarnation {hello.incarnation}; "
+                f"{node.incarnation} is registered as far as is known here"
+            )
         return connection
 
     def _address_of(self, node: NodeState) -> tuple[str, int]:
@@ -388,6 +407,9 @@ class Node:
         self._beating[session] = message.node_id
         return self.driver.heartbeat(message.node_id, message.incarnation)
 
+    def _identify(self, message: Identify, raw: memoryview, session: Session) -> IdentifyReply:
+        return IdentifyReply(self.node_id, self.incarnation)
+
     def _registration(self, loss: Loss) -> RegisterNode:
         config = self.config
         return RegisterNode(
@@ -400,6 +422,7 @@ class Node:
             incarnation=self.incarnation,
             lost=loss.lost,
             before=loss.before,
+            synced=loss.synced,
         )
 
 

@@ -135,8 +135,8 @@ class NodeConfig:
     raft: Address = Address(LOOPBACK, 7000)
     """Listener of the metadata's consensus, used by voters only."""
     voters: Mapping[int, str] = field(default_factory=dict)
-    """Node id -> "host:port" of the Raft listener of every voter, the same on every node. None
-    and no seeds either: this node alone."""
+    """Node id -> "host:port" of the Raft listener of every voter, the same on every node. Addresses
+    may change later, ids may not. None and no seeds either: this node alone."""
     seeds: tuple[str, ...] = ()
     """Native addresses of some nodes; a node that is no voter finds the cluster through them."""
     peers: Mapping[int, str] = field(default_factory=dict)

@@ -7,7 +7,9 @@ that is parked. Work grows with the strands that have news, not with all that ar
 
 The follower's word about its log moves the high watermark (strand.py, replica.py). It counts
 only when it comes from the incarnation that the metadata knows: a node that lost its tail is known
-to have done so before anybody believes what it says next.
+to have done so before anybody believes what it says next. And it counts only for the assignment
+under which the follower is a replica: one that was moved away and has not heard of it yet is about
+to delete what it tells of.
 """
 
 import asyncio
@@ -76,6 +78,7 @@ class Conversation:
         self._find = find
         self._throttle = throttle
         self._subscribed: dict[StrandKey, Strand] = {}
+        self._assignments: dict[StrandKey, int] = {}
         self._grown: dict[StrandKey, Strand] = {}
         self._readable: dict[StrandKey, Strand] = {}
         self._refused: list[Replicated] = []
@@ -98,11 +101,11 @@ class Conversation:
         leave = message.leave
         for key in zip(leave[::3], leave[1::3], leave[2::3], strict=True):
             self._forget(key)
+        self._bytes_max = message.bytes_max
         for subscription in message.subscribe:
             self._subscribe(subscription)
         for progress in message.progress:
             self._take_progress(progress)
-        self._bytes_max = message.bytes_max
         answer = self._collect()
         future: asyncio.Future[Answer] = self._loop.create_future()
         if answer is not None:
@@ -124,9 +127,11 @@ class Conversation:
         if replica.role != "leader" or wanted.epoch > replica.epoch:
             self._refuse(key, wanted.epoch, NotLeader.code)
             return
-        if wanted.epoch < replica.epoch or self.node_id not in replica.followers:
+        if not replica.believes(self.node_id, wanted.epoch, wanted.assignment):
+            # One of the two has not heard of the latest yet: it asks again.
             self._refuse(key, wanted.epoch, FencedEpoch.code)
             return
+        self._assignments[key] = wanted.assignment
         log = strand.log
         point = common_end(log.epochs, log.end_offset, wanted.pairs(), wanted.end_offset)
         if point < log.start_offset or point < wanted.start_offset:
@@ -135,22 +140,45 @@ class Conversation:
         elif point < wanted.end_offset:
             self._tell(strand, "truncate", point)
         else:
+            if wanted.refused:
+                self._look_at(strand, wanted.end_offset)
             self._subscribed[key] = strand
             strand.listeners[self] = wanted.end_offset
             if wanted.end_offset < log.end_offset:
                 self._grown[key] = strand
             strand.progressed(self.node_id, self.incarnation, wanted.end_offset)
 
+    def _look_at(self, strand: Strand, offset: int) -> None:
+        """The follower could not use what it was handed from here on. Files are not looked at when
+        they are handed over, and the active one by no scrub: if it is damaged, this finds it."""
+        left = self._bytes_max
+        try:
+            for batch in strand.log.batches(offset):
+                left -= batch.length
+                if left <= 0:
+                    break
+        except CorruptBatch as error:
+            logger.error("partition=%s node=%d refused: %s", strand, self.node_id, error)
+            strand.damaged(error)
+        except RaftqError as error:
+            logger.warning("partition=%s node=%d refused, and %s", strand, self.node_id, error)
+
     def _take_progress(self, progress: Progress) -> None:
         key = (progress.topic_id, progress.partition, progress.strand)
         strand = self._subscribed.get(key)
-        if strand is None or strand.replica.epoch != progress.epoch:
+        if strand is None or not strand.replica.believes(
+            self.node_id, progress.epoch, progress.assignment
+        ):
             return  # it hears of the end of its subscription in some reply
         if progress.end_offset > strand.listeners[self]:
-            raise RemoteProtocolError(
-                f"node {self.node_id} claims {strand} up to {progress.end_offset}, "
-                f"and was handed it up to {strand.listeners[self]}"
-            )
+            # It is wrong about this log; what it follows beside it must not suffer for that.
+            logger.error(
+                "partition=%s node=%d claims it up to %d, and was handed it up to %d",
+                strand, self.node_id, progress.end_offset, strand.listeners[self],
+            )  # fmt: skip
+            self._forget(key)
+            self._refuse(key, progress.epoch, RemoteProtocolError.code)
+            return
         strand.progressed(self.node_id, self.incarnation, progress.end_offset)
 
     def _tell(self, strand: Strand, verb: Any, offset: int) -> None:
@@ -165,6 +193,7 @@ class Conversation:
                 strand.log.start_offset,
                 offset,
                 strand=strand_number,
+                assignment=self._assignments[strand.key],
             )
         )
 
@@ -172,6 +201,7 @@ class Conversation:
         self._refused.append(_refusal(key, epoch, code))
 
     def _forget(self, key: StrandKey) -> None:
+        self._assignments.pop(key, None)
         strand = self._subscribed.pop(key, None)
         if strand is not None:
             strand.listeners.pop(self, None)
@@ -179,6 +209,10 @@ class Conversation:
             self._readable.pop(key, None)
 
     # What strands tell
+
+    def believed(self, strand: Strand) -> bool:
+        key, replica = strand.key, strand.replica
+        return replica.believes(self.node_id, replica.epoch, self._assignments[key])
 
     def grown(self, strand: Strand) -> None:
         """Handed over at once to a follower that waits: it deals with this batch while the next one
@@ -250,6 +284,7 @@ class Conversation:
                     strand.reach.high_watermark,
                     strand.log.start_offset,
                     strand=strand_number,
+                    assignment=self._assignments[key],
                 )
             )
         return ReplicateReply(tuple(items))
@@ -286,7 +321,7 @@ class Conversation:
         topic_id, number, strand_number = key
         item = Replicated(
             topic_id, number, decided.epoch, "append", strand.reach.high_watermark,
-            log.start_offset, 0, start, size, "", strand_number,
+            log.start_offset, 0, start, size, "", strand_number, self._assignments[key],
         )  # fmt: skip
         return item, buffers
 

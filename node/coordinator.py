@@ -49,6 +49,7 @@ from raftq.cluster.group_records import (
     GroupRecord,
     MemberGone,
     MemberPut,
+    Raised,
     Retargeted,
     pack,
     unpack,
@@ -350,6 +351,11 @@ class Coordinator:
             logger.info(
                 "group=%s member=%s epoch=%d host=%s",
                 record.group, record.member_id, record.epoch, record.host,
+            )  # fmt: skip
+        elif isinstance(record, Raised):
+            logger.error(
+                "group=%s event=generations_went_back partitions know owner epochs that this group "
+                "never had; it goes on with generation=%d", record.group, record.generation,
             )  # fmt: skip
         elif isinstance(record, Retargeted):
             moved = sum(len(found) for one in record.changes.values() for found in one.values())

@@ -14,6 +14,7 @@ from typing import Any
 
 from raftq.client.wire.batch import Buffer
 from raftq.client.wire.errors import (
+    AccessDenied,
     CorruptBatch,
     InvalidArgument,
     NotEnoughReplicas,
@@ -121,6 +122,8 @@ class DataHandlers:
     def produce(
         self, message: Produce, raw: memoryview, session: Any
     ) -> "ProduceReply | Awaitable[ProduceReply]":
+        if message.copies and (session.hello is None or session.hello.role != "node"):
+            raise AccessDenied("copies are made by nodes only")
         if message.delayed or is_internal(message.topic):
             return self._produce_delayed(message, raw)
         return self._partitions.of(message.topic, message.partition).produce(message, raw)

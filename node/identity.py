@@ -47,6 +47,8 @@ class Loss:
 
     lost: Lost
     before: int | None = None
+    synced: bool = False
+    """Everything in it is on the disk: it was left by a clean stop."""
 
 
 def what_was_lost(disk: Disk, data_dir: str, identity: Identity) -> Loss:
@@ -72,8 +74,10 @@ def what_was_lost(disk: Disk, data_dir: str, identity: Identity) -> Loss:
         raise ConfigError(f"{path} has no incarnation")
     if _logs_incarnation(disk, data_dir) != str(before):
         return Loss("past", before)
+    if known.get("clean") is True:
+        return Loss("nothing", before, synced=True)
     same_boot = bool(identity.boot_id) and known.get("boot_id") == identity.boot_id
-    return Loss("nothing" if same_boot or known.get("clean") is True else "tail", before)
+    return Loss("nothing" if same_boot else "tail", before)
 
 
 def _logs_incarnation(disk: Disk, data_dir: str) -> str:

@@ -29,7 +29,7 @@ from raftq.client.wire.errors import (
 from raftq.client.wire.messages import EPOCH_ANY, Produce, ProduceReply
 from raftq.cluster.topic_config import TopicConfig
 from raftq.node.place import Place
-from raftq.node.replica import Decided, Replica
+from raftq.node.replica import Decided, IsrChange, Replica
 from raftq.node.storage.log import Log
 from raftq.node.storage.producers import Producers
 from raftq.node.strand import DELAYS, LEDGER, NAMES, Home, Reader, Strand
@@ -116,13 +116,23 @@ class Partition:
         now = self._home.loop.time()
         if decided.epoch == replica.epoch:
             if decided.version >= replica.decided.version and decided != replica.decided:
-                for number in replica.update(decided, now):
-                    self.strands[number].moved()
+                moved = replica.update(decided, now)
+                for strand in self.strands:
+                    strand.end_disbelieved()
+                self._moved(moved)
         elif decided.epoch > replica.epoch:
             self._begin(decided, me, now)
             logger.info("partition=%s %s", self.place, replica.describe())
         if replica.role == "leader":
             self._home.touched(self)
+
+    def answered(self, change: IsrChange, version: int) -> None:
+        """See Replica."""
+        self._moved(self.replica.answered(change, version))
+
+    def _moved(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self.strands[number].moved()
 
     def _begin(self, decided: Decided, me: int, now: float) -> None:
         """A new epoch."""
@@ -138,8 +148,7 @@ class Partition:
             for strand, (log_end, own_end) in zip(self.strands, ends, strict=True):
                 if own_end < log_end:
                     strand.flush()
-            for number in replica.advance():
-                self.strands[number].moved()
+            self._moved(replica.advance())
 
     def _stand_down(self) -> None:
         """Whoever waits for this leader has to go on elsewhere."""
@@ -203,7 +212,7 @@ class Partition:
             strand, end = self._append_delayed(raw, bases)
         else:
             strand = self.data
-            end = strand.append_incoming(raw, bases)
+            end = strand.append_incoming(raw, bases, message.copies)
         reply = ProduceReply(tuple(bases), replica.epoch)
         if acks == "all":
             if end <= strand.reach.high_watermark:
@@ -256,6 +265,7 @@ class Partition:
         if self.closed:
             return
         self.closed = True
+        self.replica.close()
         self._stand_down()
         failure: StorageError | None = None
         for strand in self.strands:

@@ -18,7 +18,7 @@ them: an idle partition costs nothing.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from raftq.client.wire.errors import (
     DiskFull,
@@ -47,11 +47,12 @@ from raftq.node.metrics import NodeMetrics
 from raftq.node.partition import Partition
 from raftq.node.place import Place
 from raftq.node.proposals import Proposals
+from raftq.node.removals import Removals
 from raftq.node.replica import Decided, Replica
 from raftq.node.replica_files import (
     directory_of,
     make_directory,
-    open_strand,
+    open_strands,
     remove_deleted,
     remove_replica,
 )
@@ -62,6 +63,7 @@ from raftq.node.storage.log import Log
 from raftq.node.storage.producers import Producers
 from raftq.node.storage.syncer import Syncer
 from raftq.node.strand import NAMES, Strand
+from raftq.node.telling import Telling
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +113,9 @@ class Partitions:
         self.opened.set()
         self._tick_timer: asyncio.TimerHandle | None = None
         self._proposals = Proposals(self._me, metadata, self)
+        self._removals = Removals(self._me, metadata, disk, spawn)
+        self._incarnation = 0
+        self._telling = Telling(self._me, metadata, self.find, spawn)
         self._alive: dict[int, int] = {}  # node -> incarnation
         times = config.replication
         # A follower without news asks again when its last request was answered with nothing.
@@ -129,7 +134,10 @@ class Partitions:
         """The metadata knows this incarnation: open everything and take up the roles."""
         self._wall_ms = wall_ms
         self._on_fatal = on_fatal
+        self._incarnation = net.incarnation
         self._following = Following(net, self._spawn, on_fatal)
+        self._removals.start(on_fatal)
+        self._telling.incarnation = net.incarnation
         self._refresh_alive()
         remove_deleted(self._disk, self._config.data_dir, self._metadata.state, self._me)
         self.is_started = True
@@ -147,6 +155,8 @@ class Partitions:
         if self._tick_timer is not None:
             self._tick_timer.cancel()
         self._following.stop()
+        self._removals.stop()
+        self._telling.stop()
         for partition in list(self.by_id.values()):
             try:
                 partition.close(clean)
@@ -258,7 +268,9 @@ class Partitions:
         if isinstance(change, TopicDeleted):
             self.metrics.forget_topic(change.name)
             for key in [key for key in self.by_id if key[0] == change.topic_id]:
-                self._close(key, remove=True)
+                place = self._close(key)
+                logger.info("partition=%s deleted", place)
+                remove_replica(self._disk, place.directory)
         elif isinstance(change, TopicChanged | PartitionChanged):
             topic = state.topic_by_id(change.topic_id)
             if topic is None:
@@ -282,7 +294,8 @@ class Partitions:
         partition = self.by_id.get(key)
         if self._me not in state.replicas:
             if partition is not None:
-                self._close(key, remove=True)
+                self._close(key)
+                self._removals.add(partition.place)
             return
         if partition is not None:
             self._tell(partition, topic, state)
@@ -331,12 +344,17 @@ class Partitions:
             self._look_at(topic, key[1])
 
     def _tell(self, partition: Partition, topic: TopicState, state: PartitionState) -> None:
-        epoch = partition.replica.epoch
-        partition.decide(self._decided(topic, state), self._me)
-        if partition.replica.epoch != epoch:
-            self.metrics.elections += state.leader == self._me
+        before = partition.replica.decided
+        decided = self._decided(topic, state)
+        partition.decide(decided, self._me)
+        if decided.epoch > before.epoch:
+            self.metrics.elections += decided.leader == self._me
+            self._follow(partition, partition.strands)
+        elif decided.assignment_of(self._me) != before.assignment_of(self._me):
+            # Moved away and back: the leader knows nothing of this replica yet.
             self._follow(partition, partition.strands)
         self._begin_service(partition, topic)
+        self._telling.look_at(partition, state)
 
     def _follow(self, partition: Partition, strands: Sequence[Strand]) -> None:
         """Follow whoever leads, if that is another node."""
@@ -356,12 +374,16 @@ class Partitions:
                 self._on_fatal(error)
 
     def _decided(self, topic: TopicState, state: PartitionState) -> Decided:
+        leader = state.leader
+        if leader == self._me and self._alive.get(leader) != self._incarnation:
+            leader = None  # another process of this node's id leads
         return Decided(
             state.epoch,
             state.version,
-            state.leader,
+            leader,
             state.replicas,
             state.isr,
+            state.assignments,
             topic.isr_size_min(state),
             state.target is not None,
         )
@@ -378,7 +400,10 @@ class Partitions:
         else:
             place = partition.place
         have = 0 if partition is None else len(partition.strands)
-        opened = self._open_strands(topic, place, range(have, len(NAMES) if topic.queued else 1))
+        numbers = range(have, len(NAMES) if topic.queued else 1)
+        opened = open_strands(
+            self._disk, place, numbers, topic.config, self._config.storage, self._wall_ms()
+        )
         if partition is None:
             partition = self._new_partition(topic, place, *opened.pop(0))
         for log, producers in opened:
@@ -389,24 +414,6 @@ class Partitions:
         for strand in partition.strands:
             strand.reserve = self._reserve
         return partition
-
-    def _open_strands(
-        self, topic: TopicState, place: Place, numbers: Iterable[int]
-    ) -> list[tuple[Log, Producers]]:
-        """All of them, or (a full disk) none."""
-        opened: list[tuple[Log, Producers]] = []
-        storage = self._config.storage
-        try:
-            for number in numbers:
-                strand = open_strand(
-                    self._disk, place, number, topic.config, storage, self._wall_ms()
-                )
-                opened.append(strand)
-        except BaseException:
-            for log, _ in opened:
-                log.close(clean=False)
-            raise
-        return opened
 
     def _new_partition(
         self, topic: TopicState, place: Place, log: Log, producers: Producers
@@ -422,7 +429,7 @@ class Partitions:
         self.syncer.add(log)
         return partition
 
-    def _close(self, key: Key, remove: bool) -> None:
+    def _close(self, key: Key) -> Place:
         partition = self.by_id.pop(key)
         place = partition.place
         if self.by_name.get((place.topic, place.number)) is partition:
@@ -431,9 +438,7 @@ class Partitions:
         for strand in partition.strands:
             self._following.follow(strand, None)
         partition.close(clean=False)
-        if remove:
-            logger.info("partition=%s removed", place)
-            remove_replica(self._disk, place.directory)
+        return place
 
     def heard(self, node: int) -> None:
         """A node asked for what it follows; it does so all the time, also when nothing is new."""
@@ -442,7 +447,8 @@ class Partitions:
     # What partitions tell
 
     def touched(self, partition: Partition) -> None:
-        self._touched[partition] = None
+        if not partition.closed:
+            self._touched[partition] = None
 
     def reached(self, strand: Strand) -> None:
         self._following.reached(strand)

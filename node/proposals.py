@@ -1,8 +1,10 @@
 """What a node proposes about partitions it leads: who is in sync, or that it resigns. (Shell.)
 
-A change of the in-sync set is proposed until it is decided or the epoch is over, because those it
-lets in count as members until then. A resignation is proposed once: whether it was decided shows in
-the next epoch.
+A change of the in-sync set is proposed until the state machine has answered it or the epoch is
+over, because those it lets in count as members until then. All tries are one command, by its id: it
+is applied once, and what is answered is what became of it. A try that certainly failed says nothing
+of the tries before it. A resignation is proposed once: whether it was decided shows in the next
+epoch.
 """
 
 import asyncio
@@ -10,7 +12,13 @@ import logging
 from typing import Protocol
 
 from raftq.client.tasks import pause
-from raftq.client.wire.errors import RaftqError
+from raftq.client.wire.errors import (
+    FencedEpoch,
+    InvalidArgument,
+    RaftqError,
+    UnknownPartition,
+    UnknownTopic,
+)
 from raftq.cluster.commands import ChangeIsr, Resign
 from raftq.cluster.metadata_log import MetadataLog
 from raftq.node.metrics import NodeMetrics
@@ -21,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 PROPOSALS_MAX = 64
 RETRY_S = 0.2
+REFUSALS = (FencedEpoch, InvalidArgument, UnknownPartition, UnknownTopic)
+"""With these the state machine refuses a change; every other error says that it has not spoken."""
 
 
 class Home(Protocol):
@@ -42,26 +52,44 @@ class Proposals:
         self._room = asyncio.Semaphore(PROPOSALS_MAX)
 
     async def change(self, partition: Partition, change: IsrChange) -> None:
-        place, replica, home = partition.place, partition.replica, self._home
+        place, replica = partition.place, partition.replica
         logger.info("partition=%s isr=%s %s", place, change.members, change.reason)
         command = ChangeIsr(
             *(place.topic_id, place.number, self._node_id, change.epoch, change.version),
             change.members,
         )
+        command_id = self._metadata.new_command_id()
         async with self._room:
-            while home.is_started:
-                try:
-                    await self._metadata.propose(command)
-                    decided = True
-                    home.metrics.isr_expansions += change.joins
-                    home.metrics.isr_shrinks += change.leaves
-                except RaftqError as error:
-                    decided = error.outcome == "failed"
-                    logger.info("partition=%s isr change ended: %s", place, error)
-                if not replica.change_ended(change, decided):
+            while self._home.is_started and replica.awaits(change):
+                if await self._is_answered(partition, change, command, command_id):
+                    self._take_answer(partition, change)
                     break
                 await pause(RETRY_S)
-        home.touched(partition)
+        self._home.touched(partition)
+
+    async def _is_answered(
+        self, partition: Partition, change: IsrChange, command: ChangeIsr, command_id: bytes
+    ) -> bool:
+        """One try; whether the state machine has answered, be it with a refusal."""
+        try:
+            await self._metadata.propose(command, command_id=command_id)
+        except REFUSALS as error:
+            logger.info("partition=%s isr change refused: %s", partition.place, error)
+        except RaftqError as error:
+            logger.info("partition=%s isr change not answered: %s", partition.place, error)
+            return False
+        else:
+            self._home.metrics.isr_expansions += change.joins
+            self._home.metrics.isr_shrinks += change.leaves
+        return True
+
+    def _take_answer(self, partition: Partition, change: IsrChange) -> None:
+        """By now the metadata here has what was decided up to the answer."""
+        place = partition.place
+        topic = self._metadata.state.topic_by_id(place.topic_id)
+        if topic is None:
+            return  # the partition is closed as soon as its node hears of that
+        partition.answered(change, topic.partitions[place.number].version)
 
     async def resign(self, partition: Partition) -> None:
         place, epoch = partition.place, partition.replica.epoch

@@ -2,6 +2,7 @@
 
     idle ──follow──> follower ──lead──> leader
       ^─────────────────┴──stand_down──────┘        every change comes from the metadata
+    any ──close──> idle                             for good: a closed one proposes nothing
 
 A role belongs to an epoch; what belongs to another epoch is refused by whoever calls this core.
 A partition has one role and one in-sync set, and one or more logs, its strands. How far each copy
@@ -13,7 +14,11 @@ Rules of a leader
   members.
 - A follower that is about to be let in counts from the moment the change is proposed, because it
   may be elected from the moment the change is decided. One that is to be put out counts until that
-  is decided. So whoever is elected from the set has everything below the high watermarks.
+  is decided. So whoever is elected from the set has everything below the high watermarks. A
+  proposal ends when the state machine has answered it or a newer version is known here; that
+  nothing was heard of it, or that a later try certainly failed, ends nothing.
+- What a follower says counts for its assignment, the version at which it was made a replica. One
+  that was moved away and back is another replica: it may be about to delete what it told of.
 - The set is never proposed smaller than `min_insync`: then the high watermarks stand still instead.
 - A follower is put out when it is known to be dead, or has been behind for `lag_s` in any strand.
   While records wait, one that has not come to a new leader at all gets only a part of that: writers
@@ -40,13 +45,15 @@ COMING_SHARE = 1 / 3
 
 
 class Follower:
-    """What the leader knows of one follower's copy of a strand in this epoch."""
+    """What the leader knows of one follower's copy of a strand in this epoch and assignment."""
 
     __slots__ = (
-        "caught_up_at", "end_offset", "heard_at", "incarnation", "target_at", "target_end",
+        "assignment", "caught_up_at", "end_offset", "heard_at", "incarnation", "target_at",
+        "target_end",
     )  # fmt: skip
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, assignment: int, now: float) -> None:
+        self.assignment = assignment
         # When it last told where its log ends.
         self.heard_at = now
         self.end_offset = UNKNOWN
@@ -79,11 +86,18 @@ class Decided:
     leader: int | None
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
+    assignments: tuple[int, ...]
+    """In the order of `replicas`."""
     min_insync: int
     moving: bool = False
 
+    def assignment_of(self, node: int) -> int | None:
+        """None: it is no replica."""
+        replicas = self.replicas
+        return self.assignments[replicas.index(node)] if node in replicas else None
 
-NOTHING = Decided(-1, -1, None, (), (), 1)
+
+NOTHING = Decided(-1, -1, None, (), (), (), 1)
 
 
 class Reach:
@@ -122,9 +136,15 @@ class Reach:
         self._counted = ()
         self._held = True
 
-    def replicate_to(self, nodes: Sequence[int], now: float) -> None:
+    def replicate_to(self, assignments: Mapping[int, int], now: float) -> None:
+        """Nothing is known of a node that was assigned anew."""
         known = self.followers
-        self.followers = {node: known.get(node) or Follower(now) for node in nodes}
+        self.followers = {
+            node: one
+            if (one := known.get(node)) is not None and one.assignment == assignment
+            else Follower(assignment, now)
+            for node, assignment in assignments.items()
+        }
 
     def count(self, members: Iterable[int], held: bool) -> None:
         """Whose ends count; nothing moves while `held`."""
@@ -156,12 +176,16 @@ class Reach:
             follower.incarnation = incarnation
             follower.target_end = UNKNOWN
         log_end = self.log_end
+        if follower.end_offset >= log_end:
+            # It had everything until now, though less may count since the topic asks for syncs.
+            follower.caught_up_at = now
         follower.end_offset = end_offset
         follower.heard_at = now
         if end_offset >= log_end:
             follower.caught_up_at = now
         elif follower.target_end != UNKNOWN and end_offset >= follower.target_end:
-            follower.caught_up_at = follower.target_at
+            # The target may be from before a pause in which it had everything.
+            follower.caught_up_at = max(follower.caught_up_at, follower.target_at)
             follower.target_end = UNKNOWN
         if follower.target_end == UNKNOWN:
             follower.target_end, follower.target_at = log_end, now
@@ -247,6 +271,13 @@ class Replica:
         return self.decided.epoch
 
     @property
+    def assignment(self) -> int:
+        """Of this node; of a replica that was told what the metadata says."""
+        found = self.decided.assignment_of(self._me)
+        assert found is not None, self.describe()
+        return found
+
+    @property
     def high_watermark(self) -> int:
         """Of the data."""
         return self.data.high_watermark
@@ -273,9 +304,10 @@ class Replica:
         self.role = "leader"
         self.decided = decided
         self._proposed = None
+        others = self._others()
         for reach, (log_end, own_end) in zip(self.strands, ends, strict=True):
             reach.begin(log_end, own_end)
-            reach.replicate_to(self._others(), now)
+            reach.replicate_to(others, now)
         self._recount()
 
     def follow(self, decided: Decided) -> None:
@@ -284,6 +316,14 @@ class Replica:
         assert decided.epoch > self.decided.epoch, self.describe()
         self.role = "idle" if decided.leader is None else "follower"
         self.decided = decided
+        self._end()
+
+    def close(self) -> None:
+        """No role any more, whatever the metadata said last."""
+        self.role = "idle"
+        self._end()
+
+    def _end(self) -> None:
         self._proposed = None
         for reach in self.strands:
             reach.end()
@@ -308,15 +348,30 @@ class Replica:
         self.decided = decided
         if self.role != "leader":
             return []
+        others = self._others()
         for reach in self.strands:
-            reach.replicate_to(self._others(), now)
+            reach.replicate_to(others, now)
         self._recount()
         return self.advance()
 
     # The leader's facts
 
-    def _others(self) -> list[int]:
-        return [node for node in self.decided.replicas if node != self._me]
+    def _others(self) -> dict[int, int]:
+        """The followers and their assignments."""
+        decided = self.decided
+        found = dict(zip(decided.replicas, decided.assignments, strict=True))
+        found.pop(self._me, None)
+        return found
+
+    def believes(self, node: int, epoch: int, assignment: int) -> bool:
+        """Whether what a follower says in this epoch and under this assignment counts."""
+        follower = self.data.followers.get(node)
+        return (
+            self.role == "leader"
+            and epoch == self.decided.epoch
+            and follower is not None
+            and follower.assignment == assignment
+        )
 
     def _recount(self) -> None:
         """Whose ends count: the set, and who is about to join it."""
@@ -441,19 +496,22 @@ class Replica:
         self._resigned_at = now
         return True
 
-    def change_ended(self, change: IsrChange, applied_or_refused: bool) -> bool:
-        """How a proposal ended. While it is not known, those it lets in go on to count.
+    def awaits(self, change: IsrChange) -> bool:
+        """Whether those that the change lets in still count, because it may be decided."""
+        return self._proposed is change
 
-        Returns whether the same change should be proposed again. What an applied change brings
-        comes through `update`.
+    def answered(self, change: IsrChange, version: int) -> list[int]:
+        """The state machine has answered this very proposal, and `version` is what the metadata
+        here has since; the numbers of the strands of which readers see more now.
+
+        A newer version than that of the change may be what it brought. It comes through `update`,
+        and until then those that the change lets in count.
         """
-        if self._proposed is not change:
-            return False
-        if applied_or_refused:
-            self._proposed = None
-            self._recount()
-            return False
-        return True
+        if self._proposed is not change or version > change.version:
+            return []
+        self._proposed = None
+        self._recount()
+        return self.advance()
 
 
 def common_end(

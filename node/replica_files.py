@@ -8,6 +8,7 @@ logs/{topic}-{topic id}/{partition}/data/       the strands, see strand.py
 """
 
 import logging
+from collections.abc import Iterable
 
 from raftq.client.wire.errors import ConfigError, DiskFull
 from raftq.cluster.state import ClusterState
@@ -39,6 +40,27 @@ def make_directory(disk: Disk, directory: str) -> None:
     if disk.exists(f"{directory}/{REMOVED}"):
         disk.remove_directory(directory)
     disk.make_directory(directory)
+
+
+def open_strands(
+    disk: Disk,
+    place: Place,
+    numbers: Iterable[int],
+    config: TopicConfig,
+    storage: StorageConfig,
+    now_ms: int,
+) -> list[tuple[Log, Producers]]:
+    """All of these, or (a full disk) none."""
+    opened: list[tuple[Log, Producers]] = []
+    try:
+        for number in numbers:
+            strand = open_strand(disk, place, number, config, storage, now_ms)
+            opened.append(strand)
+    except BaseException:
+        for log, _ in opened:
+            log.close(clean=False)
+        raise
+    return opened
 
 
 def open_strand(

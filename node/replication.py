@@ -8,8 +8,8 @@ The fetcher holds one connection to its leader and keeps one request open on it,
 new has to be said. A request names what changed here: subscriptions, ends of logs. What arrives is
 appended at once; with fsync `always` the new end is told when it is on disk.
 
-Everything is checked against the epoch that this node knows: what an older leader still hands over
-is dropped.
+Everything is checked against the epoch and the assignment that this node knows: what an older
+leader still hands over is dropped, and so is what was meant for a copy that is gone.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from raftq.client.connection import Connection, Reply
-from raftq.client.wire.errors import CorruptBatch, RaftqError, StorageError
+from raftq.client.wire.errors import CorruptBatch, RaftqError, StorageError, StorageFailed
 from raftq.client.wire.node_messages import (
     EPOCHS_MAX,
     Progress,
@@ -61,8 +61,9 @@ class Fetcher:
         self._new: dict[StrandKey, Strand] = {}  # to be subscribed to
         self._reached: dict[StrandKey, Strand] = {}  # whose end is to be told
         self._left: dict[StrandKey, None] = {}
-        self._subscribed: dict[StrandKey, int] = {}  # -> epoch
+        self._subscribed: dict[StrandKey, tuple[int, int]] = {}  # -> epoch, assignment
         self._delays: dict[StrandKey, float] = {}
+        self._refused: dict[StrandKey, None] = {}  # what came failed its checks
         self._connection: Connection | None = None
         self._ended = asyncio.Event()
         self._stirred = asyncio.Event()
@@ -76,7 +77,7 @@ class Fetcher:
         return not self._wanted
 
     def want(self, strand: Strand) -> None:
-        """Follow it, in its present epoch."""
+        """Follow it, in its present epoch and under its present assignment."""
         key = strand.key
         self._wanted[key] = strand
         self._left.pop(key, None)
@@ -98,6 +99,7 @@ class Fetcher:
             self._new.pop(key, None)
             self._reached.pop(key, None)
             self._delays.pop(key, None)
+            self._refused.pop(key, None)
             if self._subscribed.pop(key, None) is not None:
                 self._left[key] = None
                 self._kick()
@@ -207,9 +209,9 @@ class Fetcher:
         found = []
         for key, strand in list(self._new.items())[:ITEMS_PER_REQUEST]:
             del self._new[key]
-            log, epoch = strand.log, strand.replica.epoch
+            log, replica = strand.log, strand.replica
             pairs = log.epoch_pairs(EPOCHS_MAX)
-            self._subscribed[key] = epoch
+            self._subscribed[key] = replica.epoch, replica.assignment
             if strand.own_end < log.end_offset:
                 # A subscription is also a word about how much is safe here.
                 log.sync()
@@ -217,13 +219,16 @@ class Fetcher:
                 Subscription(
                     key[0],
                     key[1],
-                    epoch,
+                    replica.epoch,
+                    replica.assignment,
                     log.start_offset,
                     log.end_offset,
                     tuple(number for pair in pairs for number in pair),
                     key[2],
+                    key in self._refused,
                 )
             )
+            self._refused.pop(key, None)
         return found
 
     def _progress(self) -> list[Progress]:
@@ -231,8 +236,10 @@ class Fetcher:
         for key, strand in list(self._reached.items())[:ITEMS_PER_REQUEST]:
             del self._reached[key]
             topic_id, number, strand_number = key
-            epoch = self._subscribed[key]
-            found.append(Progress(topic_id, number, epoch, strand.own_end, strand_number))
+            epoch, assignment = self._subscribed[key]
+            found.append(
+                Progress(topic_id, number, epoch, assignment, strand.own_end, strand_number)
+            )
         return found
 
     def _leaving(self) -> list[int]:
@@ -275,7 +282,9 @@ class Fetcher:
             self._postpone(key, item.error)
             return
         replica = strand.replica
-        if item.epoch != replica.epoch or replica.role != "follower":
+        if replica.role != "follower" or (
+            (item.epoch, item.assignment) != (replica.epoch, replica.assignment)
+        ):
             return
         try:
             if item.verb == "append":
@@ -288,9 +297,14 @@ class Fetcher:
                     strand.restart_at(item.offset)
                 self._renew(key)
         except CorruptBatch as error:
+            # Mostly the leader's disk: it hands over what it has without a look.
+            self._refused[key] = None
             self._postpone(key, str(error))
         except StorageError as error:
-            # A log that cannot be written any more was reported by the partition itself.
+            if item.verb != "append" and isinstance(error, StorageFailed):
+                # It may be cut, with producers that are known from before, or refuse every cut
+                # until it is opened again; an append that fails is told by the strand.
+                self._on_fatal(error)
             self._postpone(key, str(error))
 
     def _postpone(self, key: StrandKey, reason: str) -> None:

@@ -29,7 +29,7 @@ from raftq.node.pending import Pending
 from raftq.node.replica import Reach
 from raftq.node.reserve import Reserve
 from raftq.node.storage import producer_files
-from raftq.node.storage.incoming import Limits, check_incoming
+from raftq.node.storage.incoming import DEFAULT_LIMITS, Limits, check_incoming
 from raftq.node.storage.log import Log
 from raftq.node.storage.producers import Producers
 from raftq.node.storage.stamped import LONG_HEADER
@@ -75,6 +75,9 @@ class Home(Protocol):
 
 class Listener(Protocol):
     """A follower's conversation, told about the strands it subscribed to."""
+
+    def believed(self, strand: "Strand") -> bool:
+        """Whether what the follower says of it still counts."""
 
     def grown(self, strand: "Strand") -> None: ...
     def readable(self, strand: "Strand") -> None: ...
@@ -126,6 +129,8 @@ class Strand:
         self.log = log
         self.producers = producers
         self.reach = reach
+        # What was readable before the restart still is: whoever leads has it.
+        reach.high_watermark = max(reach.high_watermark, log.readable_offset)
         self.listeners: dict[Listener, int] = {}  # -> offset up to which it was handed batches
         self.readers: dict[Reader, None] = {}
         self.for_all = Pending()
@@ -135,6 +140,7 @@ class Strand:
         self.reserve: Reserve | None = None
         self._home = home
         self._directory = producers_directory(place.directory, number)
+        self._syncs: bool | None = None
         self._flushing = False
         self._front: tuple[int, int] | None = None
         self._saved_base = log.segments.active.base_offset
@@ -143,8 +149,15 @@ class Strand:
         return self.name
 
     def configure(self, config: TopicConfig) -> None:
-        self._syncs = config.fsync == "always"
+        before, self._syncs = self._syncs, config.fsync == "always"
         self._limits = Limits(value_bytes_max=config.value_bytes_max, delayed=self.number == DELAYS)
+        if before is not None and before != self._syncs:
+            # This copy counts up to elsewhere now. A follower does not take back what it has told:
+            # that was what the topic asked for then.
+            if self.replica.role == "leader" or not self._syncs:
+                self._reached()
+            if self.own_end < self.log.end_offset:
+                self.flush()
 
     @property
     def own_end(self) -> int:
@@ -153,17 +166,21 @@ class Strand:
 
     # The leader writes
 
-    def append_incoming(self, raw: memoryview, bases: list[int]) -> int:
+    def append_incoming(self, raw: memoryview, bases: list[int], copies: bool = False) -> int:
         """Append a client's batches, all but repeated ones; the end of the last. Their base offsets
-        are added to `bases`, so that whoever gets an error knows how far it went."""
-        batches = check_incoming(raw, self._limits)
+        are added to `bases`, so that whoever gets an error knows how far it went. `copies` of what
+        was taken before are taken whatever the topic's limits are now.
+
+        Without any it is the end of what is there: a client asks whether one would be taken."""
+        limits = DEFAULT_LIMITS if copies else self._limits
+        batches = check_incoming(raw, limits) if len(raw) else []
         self._check_room()
         log, producers = self.log, self.producers
         before = log.end_offset
         began = self._home.loop.time()
         epoch = self.replica.epoch
         keep = bool(self.listeners)
-        last = 0
+        last = 0 if batches else before
         try:
             for start, length, producer_id, producer_epoch, sequence, count, timestamp in batches:
                 if producer_id >= 0:
@@ -182,14 +199,14 @@ class Strand:
                 bases.append(base)
                 last = max(last, base + count)
         except RaftqError as error:
-            self._not_appended(error, bool(bases))
+            self._not_written(error, bool(bases))
             raise
         finally:
             if log.end_offset > before:
                 self._grown(before, len(raw), began)
         return last
 
-    def _not_appended(self, error: RaftqError, others_were: bool) -> None:
+    def _not_written(self, error: RaftqError, others_were: bool) -> None:
         if isinstance(error, StorageFailed):
             self._home.failed(self.partition, error)
         elif others_were:
@@ -305,18 +322,23 @@ class Strand:
             self._home.failed(self.partition, error)
             return
         flushed = self.log.flushed_offset
-        if self.replica.role == "leader":
-            self.for_sync.release(flushed)
-            if self.reach.flushed(self.own_end):
-                self.moved()
-        elif self._syncs:
-            self._home.reached(self)
+        self._reached()
         if self._front is not None and flushed >= self._front[1]:
             self._drop_front(self._front[0])
         if flushed < self.log.end_offset and (
             self._syncs or self._front is not None or flushed < self._saved_base
         ):
             self.flush()
+
+    def _reached(self) -> None:
+        """This copy counts up to `own_end` now. Whether the topic asks for syncs may have changed
+        since the one began that is told of, so a follower says it in any case."""
+        if self.replica.role == "leader":
+            self.for_sync.release(self.own_end)
+            if self.reach.flushed(self.own_end):
+                self.moved()
+        else:
+            self._home.reached(self)
 
     # The beginning of the log
 
@@ -333,8 +355,8 @@ class Strand:
         self._front = None
         try:
             freed = self.log.truncate_prefix(offset)
-        except StorageFailed as error:
-            self._home.failed(self.partition, error)
+        except (DiskFull, StorageFailed) as error:
+            self._not_written(error, False)
             return
         logger.info("partition=%s start_offset=%d freed=%d", self, offset, freed)
         for listener in self.listeners:
@@ -344,7 +366,9 @@ class Strand:
 
     def moved(self) -> None:
         """The high watermark moved."""
-        self.for_all.release(self.reach.high_watermark)
+        high_watermark = self.reach.high_watermark
+        self.log.set_readable(high_watermark)
+        self.for_all.release(high_watermark)
         for listener in self.listeners:
             listener.readable(self)
         if self.readers:
@@ -374,6 +398,12 @@ class Strand:
         self.wake_readers()
 
     # Followers of this leader
+
+    def end_disbelieved(self) -> None:
+        """Of followers that are no replicas any more, or are so anew and have to say it again."""
+        for listener in list(self.listeners):
+            if not listener.believed(self):
+                listener.ended(self)
 
     def damaged(self, error: CorruptBatch) -> None:
         """Some reader met damage."""
@@ -430,6 +460,7 @@ class Strand:
         known = min(high_watermark, log.end_offset)
         if known > reach.high_watermark:
             reach.high_watermark = known
+            log.set_readable(known)
         # Not before everything readable is here: what the leader has in place of its beginning.
         if start_offset > log.start_offset and start_offset <= high_watermark <= log.end_offset:
             self.drop_below(start_offset)

@@ -9,6 +9,8 @@
     31    DrainNode         DrainNodeReply
     33    RemoveNode        RemoveNodeReply
     35    ClusterStatus     ClusterStatusReply
+    37    RecoverPartition  RecoverPartitionReply
+    39    DescribeCopies    DescribeCopiesReply      about the copies on the node that is asked
 
 Any node takes them: it proposes the change and answers when it is decided and known to itself.
 """
@@ -28,7 +30,7 @@ from raftq.client.wire.messages import (
     Request,
     register,
 )
-from raftq.client.wire.schema import Most
+from raftq.client.wire.schema import ITEMS_MAX, Bad, Most
 
 Settings = Annotated[Mapping[str, Detail], Most(64)]
 Nodes = Annotated[tuple[NodeId, ...], Most(64)]
@@ -184,6 +186,7 @@ class ClusterStatusReply(Message):
     under_min_insync: U31
     moves: U31
     version: Name = ""
+    recovering: U31 = 0  # leaderless partitions whose copies are being compared
 
 
 @register
@@ -192,3 +195,57 @@ class ClusterStatus(Request[ClusterStatusReply]):
     """How the cluster looks from the node that is asked."""
 
     kind: ClassVar[int] = 35
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class RecoverPartitionReply(Message):
+    kind: ClassVar[int] = 38
+
+    asked: Nodes  # they tell where their copies end; the longest leads when all have
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class RecoverPartition(Request[RecoverPartitionReply]):
+    """Gives up the members of an isr that are not alive: the longest of the copies that are is to
+    lead. Refused when one of the isr is alive, or the partition has another version."""
+
+    kind: ClassVar[int] = 37
+
+    topic_id: Offset
+    partition: U31
+    version: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class CopyInfo:
+    """One copy; of each strand its last epoch, its end offset, and up to where the node knows that
+    it was readable."""
+
+    topic_id: Offset
+    partition: U31
+    strands: Annotated[tuple[tuple[Offset, ...], ...], Most(8)]
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class DescribeCopiesReply(Message):
+    kind: ClassVar[int] = 40
+
+    copies: Annotated[tuple[CopyInfo, ...], Most(ITEMS_MAX)] = ()
+
+    def check(self, raw_bytes: int) -> None:
+        for at, one in enumerate(self.copies):
+            if not one.strands or any(len(strand) != 3 for strand in one.strands):
+                raise Bad(f".copies[{at}].strands: not triples of epoch, end and high watermark")
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class DescribeCopies(Request[DescribeCopiesReply]):
+    """Of these partitions, pairs of topic id and number; what is not here is left out."""
+
+    kind: ClassVar[int] = 39
+
+    partitions: Annotated[tuple[tuple[Offset, Offset], ...], Most(ITEMS_MAX)]

@@ -24,6 +24,7 @@
     │   ├── Throttled           too much at once; try again later (details: wait_ms)
     │   ├── NodeStopping        the node drains and takes no new requests
     │   ├── TopicExists         a topic has that name already
+    │   ├── NodeIdTaken         a node of that id is alive (details: incarnation, host, port)
     │   ├── UnknownGroup        no group has that name
     │   ├── GroupNotEmpty       the group still has members
     │   ├── AccessDenied        the caller has not proved that it may
@@ -209,6 +210,10 @@ class NodeStopping(RequestError):
 
 class TopicExists(RequestError):
     code = "topic_exists"
+
+
+class NodeIdTaken(RequestError):
+    code = "node_id_taken"
 
 
 class UnknownGroup(RequestError):

@@ -94,6 +94,8 @@ class GroupHeartbeat(Request[GroupHeartbeatReply]):
 
     `topics` and `pattern` (a regular expression that a whole topic name has to match) say what the
     member wants; `owned` what it has now; `generation` the one of the last answer that it took in.
+    `fenced_by` is an owner epoch by which a partition refused this member, if it is above that
+    generation: then the group has forgotten generations, and goes on above it.
     `wait_ms`: the coordinator may keep the request for so long while there is no news for this
     member."""
 
@@ -111,6 +113,7 @@ class GroupHeartbeat(Request[GroupHeartbeatReply]):
     instance_id: Name = ""
     client_id: Name = ""
     wait_ms: WaitMs = 0
+    fenced_by: Offset = 0
 
 
 @register

@@ -193,6 +193,7 @@ class HelloReply(Message):
     node_id: NodeId
     cluster_id: Name
     frame_bytes_max: U32 = FRAME_BYTES_MAX
+    incarnation: Offset = 0  # of the process that answers
 
 
 @register
@@ -254,6 +255,10 @@ class PartitionInfo:
     target: Annotated[
         tuple[NodeId, ...], Most(64)
     ] = ()  # of a move under way; () when there is none
+    version: Offset = 0  # grows with every change of the partition
+    waits_for: Annotated[
+        tuple[NodeId, ...], Most(64)
+    ] = ()  # nodes that have to tell where their copies end before anybody leads
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +308,8 @@ class ProduceReply(Message):
 @register
 @dataclass(frozen=True, slots=True)
 class Produce(Request[ProduceReply]):
-    """Appends the batches that follow to one partition."""
+    """Appends the batches that follow to one partition. Without any it asks whether one would be
+    taken: it is answered or refused as one would be."""
 
     kind: ClassVar[int] = 7
     carries_raw: ClassVar[bool] = True
@@ -315,10 +321,9 @@ class Produce(Request[ProduceReply]):
     timeout_ms: WaitMs = 30_000
     delayed: bool = False
     """The batches wait in the partition's delays until their records are due."""
-
-    def check(self, raw_bytes: int) -> None:
-        if not raw_bytes:
-            raise Bad(": no batch follows")
+    copies: bool = False
+    """They are a node's copies of records that were taken before, dead letters and redrives: the
+    topic's limit for values does not hold. From nodes only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What nodes say to each other, on connections opened with the role "node". (Pure.)
 
     kind  request           reply
+    59    Identify          IdentifyReply            who is at this address
     61    Heartbeat         HeartbeatReply           to the controller, keeps the node's lease
     63    Propose           ProposeReply             from a node that is no voter, to one that is
     65    WatchMetadata     WatchMetadataReply +raw  the same: what was decided since an index
@@ -14,6 +15,9 @@ something to say about any subscribed partition, and then says it about all of t
 
 A partition has up to three logs, its strands: 0 data, 1 ledger, 2 delays. Each is subscribed to,
 replicated and left on its own.
+
+What is said of a copy is said for an epoch and an assignment, the version of the partition at which
+the follower was made a replica; said for another one, it means nothing.
 """
 
 from dataclasses import dataclass
@@ -36,6 +40,23 @@ from raftq.client.wire.schema import ITEMS_MAX, Bad, Most
 
 EPOCHS_MAX = 64
 COMMAND_BYTES_MAX = 4 * 1024 * 1024
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class IdentifyReply(Message):
+    kind: ClassVar[int] = 60
+
+    node_id: NodeId
+    incarnation: Offset
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Identify(Request[IdentifyReply]):
+    """Asked by a process that is about to take the place of another one."""
+
+    kind: ClassVar[int] = 59
 
 
 @register
@@ -81,7 +102,8 @@ class Propose(Request[ProposeReply]):
 @dataclass(frozen=True, slots=True)
 class WatchMetadataReply(Message):
     """The raw part has the commands applied after the asked index, `lengths` apart; or, on the
-    first request and when the asker is too far behind (`dump`), the whole state."""
+    first request and when the asker is too far behind (`dump`), the whole state. `voters` are
+    those of the node that answers."""
 
     kind: ClassVar[int] = 66
     carries_raw: ClassVar[bool] = True
@@ -91,6 +113,7 @@ class WatchMetadataReply(Message):
     dump: bool = False
     controller: NodeId | None = None
     term: Offset = 0
+    voters: Annotated[tuple[NodeId, ...], Most(64)] = ()
 
     def check(self, raw_bytes: int) -> None:
         if not self.dump and sum(self.lengths) != raw_bytes:
@@ -116,15 +139,18 @@ class Subscription:
     """A follower's log as it is: where it ends and which epochs wrote its latest part.
 
     `epochs` are (epoch, start offset) alternating, oldest first, at most EPOCHS_MAX pairs.
+    `refused`: what was handed over from its end on failed its checks there.
     """
 
     topic_id: Offset
     partition: U31
     epoch: Epoch
+    assignment: Offset
     start_offset: Offset
     end_offset: Offset
     epochs: Annotated[tuple[Offset, ...], Most(2 * EPOCHS_MAX)] = ()
     strand: U8 = 0
+    refused: bool = False
 
     def pairs(self) -> list[tuple[int, int]]:
         return list(zip(self.epochs[::2], self.epochs[1::2], strict=True))
@@ -137,6 +163,7 @@ class Progress:
     topic_id: Offset
     partition: U31
     epoch: Epoch
+    assignment: Offset
     end_offset: Offset
     strand: U8 = 0
 
@@ -164,6 +191,7 @@ class Replicated:
     length: U32 = 0
     error: ErrorCode = ""
     strand: U8 = 0
+    assignment: Offset = 0
 
 
 @register
@@ -222,7 +250,9 @@ class ReadReplicaReply(Message):
 @register
 @dataclass(frozen=True, slots=True)
 class ReadReplica(Request[ReadReplicaReply]):
-    """From any replica, whatever its role: the asker checks that it fits."""
+    """With an `epoch`, that of the partition as the asker knows it: only what is readable, and only
+    from a member of its in-sync set. Without: all that is in the log of any replica, be it readable
+    or not, for who compares copies."""
 
     kind: ClassVar[int] = 69
 
@@ -231,3 +261,4 @@ class ReadReplica(Request[ReadReplicaReply]):
     offset: Offset
     bytes_max: U31 = 1024 * 1024
     strand: U8 = 0
+    epoch: Epoch | None = None

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from raftq.client.wire.errors import InvalidArgument
-from raftq.node.cli import local
+from raftq.node.cli import local, recover
 from raftq.node.cli.bootstrap import ANY, Bootstrap, open_admin
 from raftq.node.cli.output import (
     Format,
@@ -22,6 +22,7 @@ cluster_app = typer.Typer(no_args_is_help=True, help="Run a cluster here; look a
 cluster_app.command()(local.up)
 cluster_app.command()(local.kill)
 cluster_app.command()(local.restart)
+cluster_app.command()(recover.recover)
 
 Node = Annotated[int, typer.Argument(metavar="NODE", min=0, help="The id of the node.")]
 
@@ -31,6 +32,8 @@ def status(bootstrap: Bootstrap = ANY, output: Output = Format.table) -> None:
     """Show how the cluster is; exit code 1 when a partition cannot be written or is in danger."""
     with open_admin(bootstrap) as admin:
         found = admin.cluster_status()
+        asked = found.leaderless and output is not Format.json
+        leaderless = admin.leaderless() if asked else []
     if output is Format.json:
         print_json(asdict(found))
     else:
@@ -39,6 +42,7 @@ def status(bootstrap: Bootstrap = ANY, output: Output = Format.table) -> None:
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             add_row(table, name.replace("_", " "), shown)
         open_console().print(table)
+        recover.tell(leaderless)
     if found.leaderless or found.under_min_insync:
         raise typer.Exit(1)
 

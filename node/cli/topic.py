@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 topic_app = typer.Typer(no_args_is_help=True, help="Create, look at and change topics.")
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The name of the topic.")]
+NewTopic = Annotated[
+    str,
+    typer.Argument(metavar="TOPIC", help="Its name: 1 to 245 of the characters A-Z a-z 0-9 . _ -"),
+]
 Config = Annotated[
     list[str] | None,
     typer.Option("--config", "-c", metavar="NAME=VALUE", help="A setting; may be repeated."),
@@ -31,7 +35,7 @@ Config = Annotated[
 
 @topic_app.command()
 def create(
-    topic: Topic,
+    topic: NewTopic,
     partitions: Annotated[int, typer.Option("-p", "--partitions", min=1, max=4096)] = 3,
     replication: Annotated[
         int, typer.Option("-r", "--replication", min=0, max=16, help="0: as many as sensible.")
@@ -77,6 +81,9 @@ def describe(topic: Topic, bootstrap: Bootstrap = ANY, output: Output = Format.t
     if found.config:
         console.print(settings)
     console.print(partitions_table([found]))
+    for one in found.partitions:
+        if one.waits_for:
+            typer.echo(f"{printable(topic)}/{one.partition} {waits(one.waits_for)}")
 
 
 @topic_app.command()
@@ -141,7 +148,10 @@ def parse_config(pairs: Sequence[str]) -> dict[str, Detail]:
 
 
 def topic_json(found: "TopicDescription") -> dict[str, Any]:
-    names = ("leader", "epoch", "replicas", "isr", "target", "start_offset", "high_watermark")
+    names = (
+        *("leader", "epoch", "replicas", "isr", "target", "start_offset", "high_watermark"),
+        "waits_for",
+    )
     return {
         "name": found.name,
         "topic_id": found.topic_id,
@@ -172,6 +182,11 @@ def partitions_table(topics: "Sequence[TopicDescription]") -> Any:
                 f"{one.start_offset}..{one.high_watermark}" if known else "",
             )
     return table
+
+
+def waits(nodes: Sequence[int]) -> str:
+    """Why nobody leads a partition whose copies are compared."""
+    return f"waits for the ends of nodes {_ids(nodes)}: the longest copy is to lead"
 
 
 def _ids(nodes: Sequence[int]) -> str:

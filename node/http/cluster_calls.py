@@ -13,7 +13,7 @@ from raftq.client.attempts import Attempts
 from raftq.client.base import Client
 from raftq.client.connection import Reply
 from raftq.client.coordinator import Coordinator
-from raftq.client.leaders import Leaders, error_of_code
+from raftq.client.leaders import Answers, Leaders, error_of_code
 from raftq.client.options import Address, Bootstrap, ClientOptions
 from raftq.client.wire.errors import NotLeader, RaftqError
 from raftq.client.wire.messages import Message, Request
@@ -149,7 +149,7 @@ class ClusterCalls(Client):
         self,
         names: list[PartitionName],
         build: Callable[[list[PartitionName]], Request[R]],
-        read: Callable[[R], Iterable[tuple[PartitionName, str, A]]],
+        read: Callable[[R], Answers[A]],
     ) -> dict[PartitionName, A | RaftqError]:
         """One request per leader about its partitions; an answer or an error for each."""
         self._ensure_started()

@@ -38,6 +38,7 @@ STATUS: dict[str, int] = {
     "throttled": 429,
     "node_stopping": 503,
     "topic_exists": 409,
+    "node_id_taken": 409,
     "unknown_group": 404,
     "group_not_empty": 409,
     "access_denied": 403,

@@ -19,7 +19,7 @@ from raftq.node.http.fields import (
     map_of,
 )
 from raftq.node.http.kinds import Choice, Limit, Named, Number, Schema, Whole, or_null
-from raftq.node.http.paths import TOPIC
+from raftq.node.http.paths import NEW_TOPIC
 from raftq.node.http.routes import Call, Reply, Route
 
 HOUR_MS = 3_600_000
@@ -41,7 +41,7 @@ _CONFIG = Named(
     | {name: Choice(words) for name, words in CHOICES.items()}
 )
 CREATE = Fields((
-    Field("name", TOPIC, required=True),
+    Field("name", NEW_TOPIC, required=True),
     Field(
         "num_partitions", Whole(0, PARTITIONS_MAX), "0: the default", default=PARTITIONS_DEFAULT,
     ),

@@ -60,6 +60,7 @@ class TcpServer:
         *,
         node_id: int,
         cluster_id: str,
+        incarnation: int = 0,
         options: ServerOptions | None = None,
         admit: Callable[[Hello], None] | None = None,
         on_leave: Callable[[Session], None] | None = None,
@@ -72,6 +73,7 @@ class TcpServer:
         self.draining = False
         self.port = 0
         self._identity = (node_id, cluster_id)
+        self._incarnation = incarnation
         self._admit = admit
         self._on_leave = on_leave
         self.observe: Observer = observe or _look_away
@@ -171,7 +173,7 @@ class TcpServer:
             raise NodeStopping("the node is stopping")
         if self._admit is not None:
             self._admit(hello)
-        return HelloReply(version, *self._identity, self.options.frame_bytes_max)
+        return HelloReply(version, *self._identity, self.options.frame_bytes_max, self._incarnation)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Future[Any]":
         task = self._group.create_task(work)

@@ -10,7 +10,7 @@ import pytest
 from clusterwork import all_in_sync, until
 
 from raftq import aio
-from raftq.client.wire.errors import FencedGeneration, LeaseLost
+from raftq.client.wire.errors import FencedGeneration, LeaseLost, RequestTimeout
 from raftq.node.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.slow
@@ -171,5 +171,64 @@ def test_receipts_and_positions_are_kept_and_fenced_over_a_kill(cluster: LocalCl
                         await first.commit({("kept", 0): 100})
                     await second.commit()
                     assert (await admin.describe_group("s")).lag == 0
+
+    asyncio.run(main())
+
+
+def test_a_producer_comes_back_to_partitions_that_could_not_be_written(
+    cluster: LocalCluster,
+) -> None:
+    """1. One node is killed: the partition that only it has has no leader, and that of two copies
+    with min_insync 2 refuses records. 2. Records for both are given up; those without a key go
+    elsewhere and are not late. 3. The node comes back: all partitions get their share."""
+
+    async def main() -> None:
+        bootstrap = cluster.bootstrap
+        async with aio.Admin(bootstrap) as admin:
+            alone = await admin.create_topic("alone", 3, 1)
+            victim = alone.partitions[0].leader
+            assert victim is not None
+            await admin.create_topic("pairs", 3, 2, {"min_insync": 2})
+            await until(lambda: all_in_sync(admin, "pairs"), 20)
+            pairs = (await admin.describe_topic("pairs")).partitions
+            dead = {
+                "alone": {one.partition for one in alone.partitions if one.leader == victim},
+                "pairs": {one.partition for one in pairs if victim in one.replicas},
+            }
+            settings = {"delivery_timeout_ms": 1_500, "linger_ms": 0}
+            async with aio.Producer(bootstrap, **settings) as producer:
+
+                async def used(topic: str, count: int) -> set[int]:
+                    """Where records went that were sent one by one."""
+                    sent = [await (await producer.send(topic, b"x")) for _ in range(count)]
+                    return {one.partition for one in sent}
+
+                assert await used("alone", 9) == await used("pairs", 9) == {0, 1, 2}
+                await asyncio.to_thread(cluster.kill, victim)
+
+                async def is_fenced() -> bool:
+                    return not any(
+                        one.alive for one in await admin.nodes() if one.node_id == victim
+                    )
+
+                # Until then leaders believe that it follows them, and take what it will not get.
+                await until(is_fenced, 20)
+                for topic, partitions in dead.items():
+                    lost = [await producer.send(topic, b"", partition=one) for one in partitions]
+                    for one in lost:
+                        with pytest.raises(RequestTimeout):
+                            await one
+                for _ in range(10):
+                    began = time.monotonic()
+                    for topic, partitions in dead.items():
+                        assert await used(topic, 10) == {0, 1, 2} - partitions
+                    assert time.monotonic() - began < 1.0
+                    await asyncio.sleep(0.5)
+                await asyncio.to_thread(cluster.restart, victim)
+
+                async def shared() -> bool:
+                    return await used("alone", 9) == await used("pairs", 9) == {0, 1, 2}
+
+                await until(shared, 20)
 
     asyncio.run(main())

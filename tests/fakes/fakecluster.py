@@ -76,7 +76,11 @@ class FakePartition:
     def strand(self, request: Produce) -> "FakePartition":
         return self.delays if request.delayed else self
 
-    def append(self, raw: memoryview) -> int:
+    def append(self, raw: memoryview) -> tuple[int, ...]:
+        """The base offset; nothing for a request that only asks whether a batch would be taken."""
+        return (self._append(raw),) if raw else ()
+
+    def _append(self, raw: memoryview) -> int:
         batch = decode(raw) if self.keep else Batch(raw)
         assert batch.length == len(raw), "one batch per request"
         if batch.producer_id >= 0:
@@ -219,17 +223,17 @@ class FakeCluster:
         if self.before is None and self.after is None:
             part = self._led(request.topic, request.partition, node_id)
             self.produced += 1
-            return ProduceReply((part.strand(request).append(raw),), part.epoch)
+            return ProduceReply(part.strand(request).append(raw), part.epoch)
         return self._produce_badly(request, raw, node_id)
 
     async def _produce_badly(self, request: Produce, raw: memoryview, node_id: int) -> ProduceReply:
         if self.before is not None and (wait := self.before(request, node_id)) is not None:
             await wait
         part = self._led(request.topic, request.partition, node_id)
-        base = part.strand(request).append(raw)
+        bases = part.strand(request).append(raw)
         if self.after is not None and (wait := self.after(request, node_id)) is not None:
             await wait
-        return ProduceReply((base,), part.epoch)
+        return ProduceReply(bases, part.epoch)
 
     async def _fetch(self, request: Fetch, raw: memoryview, node_id: int) -> Any:
         if self.fetching is not None and (wait := self.fetching(request, node_id)) is not None:

@@ -62,7 +62,7 @@ class FakeMetadata:
         """Create or grow a topic, and tell."""
         known = self.state.topics.get(name)
         topic_id = self.state.topic_id_next if known is None else known.topic_id
-        parts = tuple(PartitionState((1, 2), (1, 2), 1, 1, 1) for _ in range(partitions))
+        parts = tuple(PartitionState((1, 2), (1, 2), 1, 1, 1, (1, 1)) for _ in range(partitions))
         topic = TopicState(name, topic_id, topic_config(config, 3), parts)
         self.state.topics[name] = topic
         self.state.topic_names[topic_id] = name

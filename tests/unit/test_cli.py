@@ -400,15 +400,22 @@ def test_a_real_process_reports_an_error_without_a_traceback(tmp_path):
     assert b"Traceback" not in done.stderr
 
 
+# Whoever is started in the background ignores SIGINT, and so do its children; a terminal's do not.
+IN_FOREGROUND = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+
+
 @pytest.mark.slow
 def test_follow_shows_a_delayed_message_when_it_is_due_and_ctrl_c_ends_it_quietly(tmp_path):
     path = str(tmp_path / "q")
     with Queue.open(path) as queue:
         queue.enqueue(b"now")
         queue.enqueue(b"soon", delay=1.0)
-    command = [sys.executable, "-m", "raftq.node.cli", "queue", "tail", path, "--follow"]
+    command = [sys.executable, "-c", IN_FOREGROUND, "-m", "raftq.node.cli", "queue", "tail", path]
     child = subprocess.Popen(
-        [*command, "--format", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*command, "--follow", "--format", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     watchdog = threading.Timer(30, child.kill)
     watchdog.start()

@@ -245,6 +245,7 @@ def test_topics_are_created_listed_described_altered_and_deleted(world):
         "target": [],
         "start_offset": 0,
         "high_watermark": 0,
+        "waits_for": [],
     }
     table = run("topic", "describe", "orders").stdout
     assert "min_insync" in table

@@ -129,6 +129,33 @@ def test_automatic_commits_never_store_what_the_application_still_works_on() -> 
     simulate(main())
 
 
+def test_each_store_of_a_member_has_a_later_turn_also_when_it_steps_back() -> None:
+    async def main() -> None:
+        stores: list[tuple[int, int]] = []
+
+        async with fake_groups(2) as cluster:
+            (log,) = cluster.add_topic("t", 1)
+            fill(log, [b"x"] * 10)
+
+            def asking(request: Any, node_id: int) -> None:
+                if isinstance(request, StoreOffsets):
+                    stores.extend((one.offset, one.turn) for one in request.offsets)
+
+            cluster.asking = asking
+            settings: Any = {"group": "g", "topics": ["t"], "auto_commit": False, **FAST}
+            async with Consumer(cluster.bootstrap, **settings) as consumer:
+                await read(consumer, 1)
+                for offset in (8, 3, 5):
+                    await consumer.seek("t", 0, offset=offset)
+                    await consumer.commit()
+        assert [offset for offset, _ in stores] == [8, 3, 5]
+        turns = [turn for _, turn in stores]
+        assert turns == sorted(set(turns))
+        assert turns[0] > 0
+
+    simulate(main())
+
+
 def test_who_fails_gets_its_last_records_again() -> None:
     async def main() -> None:
         async with fake_groups() as cluster:

@@ -5,13 +5,12 @@ import os
 import pickle
 import socket
 import struct
-import threading
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
+from consensuswork import FAST, SECRET, Numbers, configs, run
 
 from raftq.client.wire.errors import (
     ConfigError,
@@ -33,71 +32,6 @@ from raftq.cluster.consensus_config import ConsensusConfig, RaftLimits, RaftTime
 from raftq.cluster.files import LocalDisk, LocalFile
 from raftq.cluster.raft_connection import VERSION
 from raftq.cluster.raft_library import require_version
-
-SECRET = b"a secret of the tests"
-FAST = RaftTimes(
-    election_ms_min=150, election_ms_max=300, append_ms=40, tick_ms=10, fallback_ms=450,
-    reconnect_ms=50, connection_ms=1000, stuck_ms=400,
-)  # fmt: skip
-
-
-class Numbers:
-    def __init__(self) -> None:
-        self.commands: list[bytes] = []
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def apply(self, command: bytes, index: int) -> Any:
-        self.gate.wait(10)
-        if command == b"refuse":
-            raise QueueFull("the machine refuses")
-        if command == b"break":
-            raise ZeroDivisionError
-        self.commands.append(command)
-        return len(self.commands)
-
-    def snapshot(self) -> bytes:
-        packed: bytes = msgpack.packb(self.commands)
-        return packed
-
-    def restore(self, data: bytes) -> None:
-        self.commands = msgpack.unpackb(data)
-
-
-def ports(count: int) -> list[int]:
-    socks = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [sock.getsockname()[1] for sock in socks]
-    for sock in socks:
-        sock.close()
-    return found
-
-
-def configs(tmp_path: Path, size: int, **settings: Any) -> list[ConsensusConfig]:
-    voters = {f"n{place}": f"127.0.0.1:{port}" for place, port in enumerate(ports(size))}
-    settings = {"times": FAST, "secret": SECRET, **settings}
-    return [
-        ConsensusConfig(node_id=one, voters=voters, directory=str(tmp_path / one), **settings)
-        for one in voters
-    ]
-
-
-Body = Callable[[list[Consensus]], Awaitable[None]]
-
-
-def run(nodes: list[Consensus], body: Body) -> None:
-    """Start the nodes, run the body, stop them whatever happens."""
-
-    async def main() -> None:
-        try:
-            for node in nodes:
-                await node.start()
-            async with asyncio.timeout(20):
-                await body(nodes)
-        finally:
-            for node in nodes:
-                await node.stop()
-
-    asyncio.run(main())
 
 
 def test_one_node_applies_answers_and_tells_in_order(tmp_path: Path) -> None:
@@ -292,7 +226,8 @@ def frame(body: bytes, length: int | None = None) -> bytes:
 
 def hello(**changes: Any) -> bytes:
     parts = {"version": VERSION, "cluster": "raftq", "from": "n2", "to": "n0", "nonce": bytes(32)}
-    packed: bytes = msgpack.packb(list({**parts, **changes}.values()))
+    voters = {"voters": ["n0", "n1", "n2"]}
+    packed: bytes = msgpack.packb(list({**parts, **voters, **changes}.values()))
     return packed
 
 
@@ -313,6 +248,9 @@ ATTACKS = {
     "other_cluster": frame(hello(cluster="other")),
     "other_target": frame(hello(to="n1")),
     "other_version": frame(hello(version=99)),
+    "no_voters": frame(hello(voters=None)),
+    "voters_that_are_no_names": frame(hello(voters=[1, 2, 3])),
+    "other_voters_without_proof": frame(hello(voters=["n0"])) + frame(msgpack.packb([bytes(32)])),
     "short_nonce": frame(hello(nonce=b"x")),
     "map_instead_of_list": frame(msgpack.packb({})),
     "wrong_proof": frame(hello()) + frame(msgpack.packb([bytes(32)])),

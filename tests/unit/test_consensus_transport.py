@@ -1,60 +1,13 @@
 """The transport on real sockets, polled by hand: one connection per pair, nothing forged."""
 
-import contextlib
 import socket
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from consensuswork import SECRET, End, opened, until
 from pysyncobj.poller import createPoller
 
-from raftq.cluster.consensus_config import ConsensusConfig
 from raftq.cluster.raft_connection import Connection, Identity
-from raftq.cluster.raft_library import Node
-from raftq.cluster.raft_transport import RaftTransport, listen
-
-SECRET = b"a secret of the tests"
-ROUNDS_MAX = 2000
-
-
-class End:
-    """One node's transport with a clock, and what it heard."""
-
-    def __init__(self, name: str, voters: dict[str, str], secret: bytes = SECRET) -> None:
-        config = ConsensusConfig(node_id=name, voters=voters, directory="unused", secret=secret)
-        self.selfNode = Node(name)
-        self.otherNodes = {Node(one) for one in voters if one != name}
-        self._poller = createPoller("poll")
-        self.now = 10.0
-        self.events: list[Any] = []
-        self.listener = listen(config)
-        self.transport = RaftTransport(self, config, self.listener, lambda: self.now)
-        self.transport.setOnNodeConnectedCallback(lambda node: self.events.append(("up", node.id)))
-        self.transport.setOnNodeDisconnectedCallback(
-            lambda node: self.events.append(("down", node.id))
-        )
-        self.transport.setOnMessageReceivedCallback(
-            lambda node, message: self.events.append((node.id, message["term"]))
-        )
-
-    def turn(self) -> None:
-        self._poller.poll(0.001)
-        self.transport.tick(self.now)
-
-    def say(self, target: str, term: int) -> bool:
-        message = {"type": "response_vote", "term": term, "granted": True}
-        return bool(self.transport.send(Node(target), message))
-
-
-def until(condition: Callable[[], bool], *ends: End) -> None:
-    for _ in range(ROUNDS_MAX):
-        if condition():
-            return
-        for end in ends:
-            end.now += 0.001
-            end.turn()
-    raise AssertionError([end.events for end in ends])
 
 
 @pytest.fixture
@@ -66,15 +19,6 @@ def voters() -> dict[str, str]:
     for sock in socks:
         sock.close()
     return names
-
-
-@contextlib.contextmanager
-def opened(*ends: End) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for end in ends:
-            end.transport.destroy()
 
 
 def test_messages_arrive_in_order_and_both_sides_know_each_other(voters: dict[str, str]) -> None:
@@ -148,8 +92,12 @@ class Pair:
         theirs, self.right = socket.socketpair()
         for sock in (self.left, ours, theirs, self.right):
             sock.setblocking(False)
-        self.a = Connection(ours, Identity("a", "raftq", SECRET, 1 << 20), None, 0.0)
-        self.b = Connection(theirs, Identity("b", "raftq", SECRET, 1 << 20), "a", 0.0)
+        self.a = Connection(
+            ours, Identity("a", "raftq", SECRET, 1 << 20, ("a", "b", "c")), None, 0.0
+        )
+        self.b = Connection(
+            theirs, Identity("b", "raftq", SECRET, 1 << 20, ("a", "b", "c")), "a", 0.0
+        )
         self.heard: list[bytes] = []
         self.b.write()
         for _ in range(4):

@@ -46,8 +46,11 @@ class World:
 
     async def register(self, node_id: int, incarnation: int = 1) -> None:
         port = self.servers[node_id].port
+        before = incarnation - 1 or None
         await self.metadata.propose(
-            RegisterNode(node_id, "127.0.0.1", port, 0, "", "", incarnation)
+            RegisterNode(
+                *(node_id, "127.0.0.1", port, 0, "", "", incarnation), before=before, silent=before
+            )
         )
 
     async def until(self, what: Callable[[], bool]) -> None:

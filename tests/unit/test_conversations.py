@@ -29,22 +29,25 @@ class World:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.syncer = LoopSyncer(self.loop)
-        disk = SimDisk()
+        self.disk = disk = SimDisk()
         disk.make_directory("/p")
         log = Log.open(disk, "/p/data", LogConfig(), 0)
         replica = Replica(1, 3.0, lambda node: True)
         place = Place("t", 7, 0, "/p")
         self.partition = Partition(place, log, known_producers(log, "/p"), replica, self)
         self.partition.configure(topic_config({"min_insync": 2}, 2))
-        self.partition.decide(Decided(1, 1, 1, (1, 2), (1, 2), 2), 1)
+        self.partition.decide(Decided(1, 1, 1, (1, 2), (1, 2), (1, 1), 2), 1)
         self.conversation = Conversation(
             self.loop, (2, 22), {(7, 0): self.partition}.get, Throttle(1 << 30)
         )
         self.number = 0
+        self.damages: list[int] = []
 
     def touched(self, partition: Partition) -> None: ...
     def reached(self, strand: Strand) -> None: ...
-    def damaged(self, strand: Strand, error: BaseException) -> None: ...
+    def damaged(self, strand: Strand, error: BaseException) -> None:
+        self.damages.append(strand.log.damaged[0].start)
+
     def failed(self, partition: Partition, error: BaseException) -> None:
         raise error
 
@@ -54,7 +57,7 @@ class World:
         return self.conversation.handle(request)
 
     def subscribe(self, end: int = 0) -> "asyncio.Future[object]":
-        return self.ask(subscribe=(Subscription(7, 0, 1, 0, end),))
+        return self.ask(subscribe=(Subscription(7, 0, 1, 1, 0, end),))
 
     def produce(self, value: bytes) -> object:
         return self.partition.produce(Produce("t", 0), memoryview(encode([value])))
@@ -113,18 +116,49 @@ def test_what_a_follower_has_makes_records_readable_and_answers_the_producer() -
         answer = world.produce(BIG)
         assert isinstance(answer, asyncio.Future)
         assert not answer.done()
-        world.ask(progress=(Progress(7, 0, 1, 1),))
+        world.ask(progress=(Progress(7, 0, 1, 1, 1),))
         assert (await answer).base_offsets == (0,)
         assert world.partition.replica.high_watermark == 1
 
     run(scenario)
 
 
-def test_a_follower_cannot_claim_what_it_was_not_handed() -> None:
+def test_a_follower_that_claims_what_it_was_not_handed_has_to_subscribe_anew() -> None:
     async def scenario(world: World) -> None:
         world.subscribe()
-        with pytest.raises(RemoteProtocolError, match="was handed"):
-            world.ask(progress=(Progress(7, 0, 1, 1),))
+        (refusal,) = (await world.ask(progress=(Progress(7, 0, 1, 1, 1),)))[0].partitions
+        assert (refusal.verb, refusal.error) == ("refuse", RemoteProtocolError.code)
+        assert not world.partition.data.listeners
+        assert world.partition.replica.data.followers[2].end_offset == 0
+
+    run(scenario)
+
+
+def test_what_a_follower_refuses_is_looked_at_and_damage_in_the_active_segment_found() -> None:
+    """
+    1. A bit flips in the active segment; the batch is handed over as it is.
+    2. The follower says that it cannot use it: the leader finds the damage, hands over what comes
+       before it, and refuses the rest as it does with damage it knows.
+    3. A follower that refuses sound batches changes nothing.
+    """
+
+    async def scenario(world: World) -> None:
+        for _ in range(3):
+            world.produce(SMALL)
+        log = world.partition.log
+        whole = world.ask(subscribe=(Subscription(7, 0, 1, 1, 0, 0, refused=True),))
+        assert length(whole) == 1
+        assert world.damages == []
+        segment, position = log.stored_at(2)
+        world.disk.flip_bit(segment.path, 8 * (position + 70))
+        assert length(world.subscribe()) == 1
+        assert world.damages == []
+        told = world.ask(subscribe=(Subscription(7, 0, 1, 1, 0, 0, refused=True),))
+        assert world.damages == [2]
+        reply, buffers = told.result()  # type: ignore[misc]
+        assert b"".join(buffers) == log.read(0, 1 << 20)
+        reply, _ = world.ask().result()  # type: ignore[misc]
+        assert [(one.verb, one.error) for one in reply.partitions] == [("refuse", "corrupt_batch")]
 
     run(scenario)
 
@@ -159,9 +193,9 @@ def test_only_the_incarnation_that_the_metadata_knows_may_begin() -> None:
 def test_a_follower_of_an_older_epoch_is_refused_and_one_with_another_history_is_cut() -> None:
     async def scenario(world: World) -> None:
         world.produce(SMALL)
-        old = await world.ask(subscribe=(Subscription(7, 0, 0, 0, 0),))
-        other = await world.ask(subscribe=(Subscription(7, 0, 1, 0, 5, (0, 0)),))
-        unknown = await world.ask(subscribe=(Subscription(9, 0, 1, 0, 0),))
+        old = await world.ask(subscribe=(Subscription(7, 0, 0, 1, 0, 0),))
+        other = await world.ask(subscribe=(Subscription(7, 0, 1, 1, 0, 5, (0, 0)),))
+        unknown = await world.ask(subscribe=(Subscription(9, 0, 1, 1, 0, 0),))
         said = [reply.partitions[0] for reply, _ in (old, other, unknown)]  # type: ignore[misc]
         assert [(one.verb, one.error, one.offset) for one in said] == [
             ("refuse", "fenced_epoch", 0),

@@ -111,6 +111,34 @@ def test_a_second_member_gets_its_share_when_the_first_has_let_go() -> None:
     assert bench.group.phase == "stable"
 
 
+def test_generations_that_went_back_are_recognised_and_everything_is_given_anew() -> None:
+    """
+    1. Two members share; a partition refuses one of them because of an epoch that is known to it.
+    2. Epochs of this group's own generations are the ordinary fate of who lost a partition.
+    3. A higher one means that generations were lost: all that is owned gets an epoch above it.
+    """
+    bench = Bench()
+    for _ in range(3):
+        bench.beat("a")
+        bench.beat("b")
+        bench.later(1)
+    mine, others = bench.beat("a"), bench.beat("b")
+    generation = bench.group.generation
+    assert bench.beat("a", fenced_by=generation) == mine
+    given = bench.beat("a", fenced_by=90)
+    assert given == dict.fromkeys(mine, 91)
+    assert bench.beat("b") == dict.fromkeys(others, 91)
+    assert bench.beat("b", fenced_by=90) == dict.fromkeys(others, 91)
+    bench.group.ownership.check()
+    successor = bench.successor()
+    assert successor.groups["g"].kept() == bench.group.kept()
+    bench.later(1)
+    bench.core.leave("g", "b", 0, bench.now)
+    bench.later(1)
+    assert sorted(bench.beat("a").values()) == [91, 91, 92, 92]
+    assert bench.beat("a", fenced_by=(1 << 62)) == bench.beat("a")
+
+
 def test_many_joins_share_a_target() -> None:
     bench = Bench(target_ms=300)
     retargeted = 0

@@ -31,6 +31,7 @@ from raftq.client.wire.group_messages import (
     ListGroups,
     Owned,
 )
+from raftq.client.wire.queue_messages import ReadOffset, ReadOffsets
 from raftq.node.app import Node
 from raftq.node.config import Address
 from raftq.node.coordinators import partition_of
@@ -304,5 +305,39 @@ def test_two_hundred_members_settle(tmp_path: Path) -> None:
             assert len({slot for one in members for slot in one.owned}) == 200
             assert max(one.generation for one in members) <= took / 0.3 + 2
             assert took < 20
+
+    run(scenario)
+
+
+def test_a_group_goes_on_where_partitions_know_later_owners_than_its_coordinator(
+    tmp_path: Path,
+) -> None:
+    """As after a loss of the cluster's groups: their generations begin again, and the ledgers of
+    partitions have those from before."""
+
+    async def scenario() -> None:
+        async with running(tmp_path) as node, await connect(node) as connection:
+            async with aio.Admin(address(node)) as admin:
+                await admin.create_topic("t", partitions=2, replication=1)
+            async with aio.Producer(address(node)) as producer:
+                for number in range(2):
+                    await producer.send("t", b"%d" % number, partition=number)
+                await producer.flush()
+            claim = ReadOffsets("g", "before", (ReadOffset("t", 0, 70), ReadOffset("t", 1, 50)))
+            reply = await connection.request(claim)
+            assert {one.error for one in reply.message.offsets} == {""}
+            found: list[bytes] = []
+            settings = {"heartbeat_ms": 200, "session_ms": 5_000}
+            async with aio.Consumer(address(node), group="g", topics=["t"], **settings) as consumer:
+                async with asyncio.timeout(20):
+                    while len(found) < 2:
+                        found += [one.value for one in await consumer.poll(timeout=0.5)]
+                await consumer.commit()
+            assert sorted(found) == [b"0", b"1"]
+            rows = (ReadOffset("t", 0), ReadOffset("t", 1))
+            reply = await connection.request(ReadOffsets("g", "", rows))
+            assert [(one.offset, one.owner_epoch) for one in reply.message.offsets] == [
+                (1, 71), (1, 71),
+            ]  # fmt: skip
 
     run(scenario)

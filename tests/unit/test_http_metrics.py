@@ -96,7 +96,7 @@ def test_groups_and_delays_are_shown_by_partition_and_their_counters_summed_by_t
     facts.group_stats = [
         GroupStats("t", 0, "g", 7, 2, 1, True, {"acked": 5, "dead": 2, "lease_expired": 3}),
         GroupStats("t", 1, "g", 1, 0, 0, False, {"acked": 4, "dead": 1}),
-        GroupStats("t", 0, "h", 0, 0, 0, False, {"dead": 10}),
+        GroupStats("t", 0, "h", 0, 0, 0, False, {"dead": 10, "parked": 2, "lost": 1}),
         GroupStats("t", 1, "readers", 9),
     ]
     facts.delayed_stats = [DelayedStats("t", 1, 12, 30, 4, 250)]
@@ -115,6 +115,8 @@ def test_groups_and_delays_are_shown_by_partition_and_their_counters_summed_by_t
     assert value("settlements_total", group="g", topic="t", outcome="dead_lettered") == 3
     assert value("visibility_timeout_total", group="g", topic="t") == 3
     assert value("dlq_total", topic="t") == 13
+    assert value("dlq_parked", topic="t") == 2
+    assert value("dlq_lost_total", topic="t") == 1
     assert not [key for key in found if key[0] == "raftq_settlements_total" and
                 ("group", "readers") in key[1]]  # fmt: skip
     assert value("delayed_pending", topic="t", partition="1") == 12

@@ -9,8 +9,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from realnode import run, running
+from realnode import connect, run, running
 
+from raftq.client.wire.queue_messages import ReadOffset, ReadOffsets
 from raftq.node.config import Address
 
 pytestmark = pytest.mark.slow
@@ -74,6 +75,29 @@ def story(directory: Path, scenario: Callable[[Caller], Awaitable[None]]) -> Non
     async def whole() -> None:
         async with asyncio.timeout(60), node(directory) as caller:
             await scenario(caller)
+
+    run(whole)
+
+
+def test_a_stream_member_goes_on_where_partitions_know_later_owners(tmp_path: Path) -> None:
+    """A poll is refused once; by the next one the group has come to a later generation."""
+
+    async def whole() -> None:
+        async with (
+            asyncio.timeout(60),
+            running(tmp_path, http=Address("127.0.0.1", 0)) as one,
+            aiohttp.ClientSession(f"http://127.0.0.1:{one.http_port}") as session,
+            await connect(one) as connection,
+        ):
+            http = Caller(session)
+            await http.post("/topics", {"name": "orders", "num_partitions": 1}, 201)
+            await http.publish({"value": "a"})
+            claim = ReadOffsets("g", "before", (ReadOffset("orders", 0, 70),))
+            assert (await connection.request(claim)).message.offsets[0].error == ""
+            member = await http.join("g", "stream")
+            path = f"/groups/g/poll?member_id={member}&timeout=1s"
+            await http.call("GET", path, status=409)
+            assert [one["value"] for one in await http.poll("g", member)] == ["a"]
 
     run(whole)
 

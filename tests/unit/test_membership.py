@@ -9,8 +9,8 @@ import pytest
 from metadatafake import FakeLog, FakeMetadata
 
 from raftq.client.connection import ConnectionOptions
-from raftq.client.wire.errors import InvalidArgument, NoLeader, RaftqError
-from raftq.client.wire.node_messages import Heartbeat, HeartbeatReply
+from raftq.client.wire.errors import InvalidArgument, NodeIdTaken, NoLeader, RaftqError
+from raftq.client.wire.node_messages import Heartbeat, HeartbeatReply, Identify, IdentifyReply
 from raftq.cluster.commands import Command, FenceNode, Lost, RegisterNode, decode_command
 from raftq.cluster.membership import Membership
 from raftq.node.server.session import Session
@@ -50,6 +50,17 @@ class Controller:
         await self.metadata.propose(RegisterNode(self.node_id, "127.0.0.1", port, 0, "", "", 1))
 
 
+class Holder:
+    """Another process that is registered as a node, and answers."""
+
+    def __init__(self, log: FakeLog, node_id: int, incarnation: int) -> None:
+        self.server = TcpServer(
+            {Identify: lambda message, raw, session: IdentifyReply(node_id, incarnation)},
+            node_id=node_id,
+            cluster_id=log.cluster_id,
+        )
+
+
 class Local:
     """The controller in the same process."""
 
@@ -70,10 +81,13 @@ class World:
         self.metadata = FakeMetadata(self.log, 3)
         self.local = Local()
         self.cut_off: asyncio.Queue[bool] = asyncio.Queue()
+        self.fatal: asyncio.Queue[BaseException] = asyncio.Queue()
         self.membership = self.make()
 
-    def make(self, incarnation: int = 77, lost: Lost = "nothing") -> Membership:
-        registration = RegisterNode(3, "127.0.0.1", 9, 0, "", "", incarnation, lost)
+    def make(
+        self, incarnation: int = 77, lost: Lost = "nothing", before: int | None = None
+    ) -> Membership:
+        registration = RegisterNode(3, "127.0.0.1", 9, 0, "", "", incarnation, lost, before)
         options = ConnectionOptions(role="node")
         return Membership(
             self.metadata,
@@ -82,6 +96,7 @@ class World:
             options,
             self.local,
             lease_ms=LEASE_MS,
+            on_fatal=self.fatal.put_nowait,
             on_cut_off=self.cut_off.put_nowait,
         )
 
@@ -227,16 +242,86 @@ def test_a_lost_connection_is_opened_again() -> None:
     run(body)
 
 
-def test_a_node_that_finds_another_process_in_its_place_registers_again_but_not_in_a_rush() -> None:
+def test_a_node_that_finds_another_process_in_its_place_ends() -> None:
     async def body(world: World) -> None:
         await world.membership.start()
-        other = RegisterNode(3, "127.0.0.1", 9, 0, "", "", 78)
-        for _ in range(2):
-            await world.controllers[0].metadata.propose(other)
-            while not world.metadata.state.is_alive(3, 77):
-                await world.metadata.copy.moved()
-        assert [one.incarnation for one in world.registrations()] == [77, 78, 77, 78, 77]
-        assert world.membership._takeovers == 2
+        other = RegisterNode(3, "10.0.0.9", 9, 0, "", "", 78, "nothing", 77, False, 77)
+        await world.controllers[0].metadata.propose(other)
+        error = await world.fatal.get()
+        assert isinstance(error, NodeIdTaken)
+        assert "another process, at 10.0.0.9:9, registered as node 3" in str(error)
+        assert [one.incarnation for one in world.registrations()] == [77, 78]
+        assert world.metadata.state.is_alive(3, 78)
+
+    run(body)
+
+
+def test_an_id_whose_holder_answers_is_not_taken() -> None:
+    """An empty directory, and a copy of the holder's."""
+
+    async def body(world: World) -> None:
+        holder = Holder(world.log, 3, 66)
+        async with holder.server:
+            await holder.server.start()
+            port = holder.server.port
+            first = RegisterNode(3, "127.0.0.1", port, 0, "", "", 66)
+            await world.controllers[0].metadata.propose(first)
+            for lost, before in (("everything", None), ("nothing", 66), ("nothing", 5)):
+                world.membership = world.make(lost=lost, before=before)
+                with pytest.raises(NodeIdTaken, match=f"node 3 is alive at 127.0.0.1:{port}"):
+                    await world.membership.start()
+                assert world.metadata.state.is_alive(3, 66)
+
+    run(body)
+
+
+def test_the_next_process_of_a_directory_does_not_wait_for_the_lease_of_the_one_before() -> None:
+    async def body(world: World) -> None:
+        first = RegisterNode(3, "127.0.0.1", 9, 0, "", "", 66)
+        await world.controllers[0].metadata.propose(first)
+        world.membership = world.make(before=66)
+        await world.membership.start()
+        assert world.metadata.state.is_alive(3, 77)
+        (_, made) = world.registrations()
+        assert (made.before, made.silent) == (66, 66)
+
+    run(body)
+
+
+def test_a_holder_that_this_copy_has_not_heard_of_is_asked_when_it_is_in_the_way() -> None:
+    async def body(world: World) -> None:
+        taken = NodeIdTaken("node 3 is alive")
+        taken.with_details(incarnation=66, host="127.0.0.1", port=9)
+        world.metadata.refuse = lambda command: taken if world.metadata.proposals == 1 else None
+        world.membership = world.make(before=66)
+        await world.membership.start()
+        assert [one.silent for one in world.registrations()] == [66]
+
+    run(body)
+
+
+def test_an_empty_directory_waits_until_the_lease_of_a_silent_holder_is_over() -> None:
+    async def body(world: World) -> None:
+        first = RegisterNode(3, "127.0.0.1", 9, 0, "", "", 66)
+        await world.controllers[0].metadata.propose(first)
+        world.membership = world.make(lost="everything")
+        starting = asyncio.get_running_loop().create_task(world.membership.start())
+        done, _ = await asyncio.wait((starting,), timeout=LEASE_MS / 1000)
+        assert not done
+        await world.controllers[0].metadata.propose(FenceNode(3, 66))
+        await starting
+        assert world.metadata.state.is_alive(3, 77)
+
+    run(body)
+
+
+def test_nobody_waits_for_a_lease_for_ever() -> None:
+    async def body(world: World) -> None:
+        first = RegisterNode(3, "127.0.0.1", 9, 0, "", "", 66)
+        await world.controllers[0].metadata.propose(first)
+        world.membership = world.make(lost="everything")
+        with pytest.raises(NodeIdTaken, match="does not answer, nor lose its lease in 3 s"):
+            await world.membership.start()
 
     run(body)
 

@@ -15,6 +15,7 @@ from raftq.cluster.commands import (
     AlterTopic,
     ChangeIsr,
     Command,
+    Confirm,
     CreateTopic,
     DeleteTopic,
     ElectPreferred,
@@ -22,17 +23,19 @@ from raftq.cluster.commands import (
     FenceNode,
     InitNamedProducer,
     MoveReplicas,
+    Recover,
     RegisterNode,
     RemoveNode,
     Resign,
     SetDraining,
+    TellEnds,
     command_classes,
     decode_command,
     encode_command,
 )
 
 EXAMPLES: list[Command] = [
-    RegisterNode(1, "10.0.0.1", 7070, 8080, "10.0.0.1:7000", "r1", 1 << 61, "tail"),
+    RegisterNode(1, "10.0.0.1", 7070, 8080, "10.0.0.1:7000", "r1", 1 << 61, "tail", 5, False, 5),
     FenceNode(1, 7),
     SetDraining(1, True, False, True),
     RemoveNode(3),
@@ -47,6 +50,9 @@ EXAMPLES: list[Command] = [
     AllocateProducerIds(1, 1000),
     InitNamedProducer("billing"),
     EnableQueues(5),
+    Confirm(),
+    TellEnds(2, 1 << 61, ((5, 0, 9, 4, 900), (5, 1, 9, 4, 900, 3, 20, 0, 0))),
+    Recover(5, 0, 9),
 ]
 
 
@@ -57,12 +63,12 @@ def test_every_kind_has_an_example_that_survives_its_encoding() -> None:
 
 
 def test_the_bytes_of_a_command_stay_as_they_are_in_logs_already_written() -> None:
-    assert encode_command(FenceNode(1, 7)) == msgpack.packb([1, 2, 1, 7])
-    isr = msgpack.packb([1, 9, 5, 0, 1, 4, 9, [[1, 1 << 61], [2, 8]]])
+    assert encode_command(FenceNode(1, 7)) == msgpack.packb([2, 2, 1, 7])
+    isr = msgpack.packb([2, 9, 5, 0, 1, 4, 9, [[1, 1 << 61], [2, 8]]])
     assert encode_command(EXAMPLES[8]) == isr
 
 
-@pytest.mark.parametrize("value", [[2, 1], [2, 1, 5], [1, 200], [1, "x"], [0, 2, 1, 7]])
+@pytest.mark.parametrize("value", [[1, 1], [3, 1, 5], [2, 200], [2, "x"], [0, 2, 1, 7]])
 def test_an_unknown_version_or_kind_is_named_as_such(value: list[Any]) -> None:
     with pytest.raises(UnknownFormat, match=r"version|kind"):
         decode_command(msgpack.packb(value))
@@ -71,18 +77,19 @@ def test_an_unknown_version_or_kind_is_named_as_such(value: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        ([1, 2, 1], "1 fields in place of 2"),
-        ([1, 2, 1, 7, 8], "3 fields in place of 2"),
-        ([1, 2, -1, 7], "FenceNode.node_id"),
-        ([1, 2, True, 7], "FenceNode.node_id"),
-        ([1, 2, 1, 1 << 63], "FenceNode.incarnation"),
-        ([1, 5, "t" * 300, 1, 1, {}], "CreateTopic.name"),
-        ([1, 5, "t", 1, 1, {"a": [1]}], "CreateTopic.config"),
-        ([1, 9, 5, 0, 1, 4, 9, [[1, 2, 3]]], "3 numbers in place of 2"),
-        ([1, 10, [[1]]], "1 numbers in place of 2"),
-        ([1, 11, "t", 0, [1] * 65], "over the limit of 64"),
-        ([1, 12, 1, 0], "AllocateProducerIds.count"),
-        ([1], "not a list of version, kind and fields"),
+        ([2, 2, 1], "1 fields in place of 2"),
+        ([2, 2, 1, 7, 8], "3 fields in place of 2"),
+        ([2, 2, -1, 7], "FenceNode.node_id"),
+        ([2, 2, True, 7], "FenceNode.node_id"),
+        ([2, 2, 1, 1 << 63], "FenceNode.incarnation"),
+        ([2, 5, "t" * 300, 1, 1, {}], "CreateTopic.name"),
+        ([2, 5, "t", 1, 1, {"a": [1]}], "CreateTopic.config"),
+        ([2, 9, 5, 0, 1, 4, 9, [[1, 2, 3]]], "3 numbers in place of 2"),
+        ([2, 10, [[1]]], "1 numbers in place of 2"),
+        ([2, 11, "t", 0, [1] * 65], "over the limit of 64"),
+        ([2, 12, 1, 0], "AllocateProducerIds.count"),
+        ([2, 16, 1, 1, [[5, 0, 9, 4]]], "no partition and pairs of ends"),
+        ([2], "not a list of version, kind and fields"),
         ({}, "not a list of version, kind and fields"),
         (7, "not a list of version, kind and fields"),
     ],

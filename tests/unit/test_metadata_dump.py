@@ -69,8 +69,8 @@ def test_the_same_commands_give_the_same_bytes_under_any_hash_seed() -> None:
 
 
 def test_another_format_is_named_as_such() -> None:
-    with pytest.raises(UnknownFormat, match="format 3"):
-        load(msgpack.packb([3, "from the future"]))
+    with pytest.raises(UnknownFormat, match="format 4"):
+        load(msgpack.packb([4, "from the future"]))
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x00", msgpack.packb([]), msgpack.packb({})])

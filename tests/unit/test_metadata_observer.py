@@ -77,7 +77,7 @@ def run(body: Body, size: int = 2, log: FakeLog | None = None) -> None:
                 "test",
                 [voter.address for voter in voters],
                 ConnectionOptions(role="node"),
-                voters=(1, 2, 3),
+                voters=made.voters,
                 rng=Random(1),
             )
             stack.push_async_callback(observer.stop)
@@ -117,6 +117,31 @@ def test_an_observer_sees_its_own_proposal_and_those_of_others() -> None:
             False,
             (1, 2, 3),
         )
+
+    run(body)
+
+
+def test_an_observer_is_told_of_a_refusal_when_it_knows_what_it_was_refused_for() -> None:
+    """Whoever acts on the refusal must not act on a state from before it."""
+
+    async def body(voters: list[Voter], observer: ObserverMetadata) -> None:
+        await voters[0].metadata.propose(registration(1))
+        await observer.start()
+        await observer.propose(registration(9))
+        for voter in voters:
+            hold, answer = asyncio.Event(), voter.answer_watch
+
+            async def late(*args: Any, hold: asyncio.Event = hold, answer: Any = answer) -> Any:
+                await hold.wait()
+                return await answer(*args)
+
+            voter.answer_watch = late
+            asyncio.get_running_loop().call_later(0.3, hold.set)
+        await voters[1].metadata.propose(CreateTopic("orders", 2, 1))
+        with pytest.raises(TopicExists) as refused:
+            await observer.propose(CreateTopic("orders", 2, 1))
+        assert "orders" in observer.state.topics
+        assert refused.value.details == {}
 
     run(body)
 
@@ -188,6 +213,23 @@ def test_a_voter_that_hangs_is_left_and_the_proposal_goes_to_another(
         hung.answer_propose = hung.answer_watch = hang
         assert await observer.propose(AllocateProducerIds(9, 5)) == 1
         assert other.proposals
+
+    run(body)
+
+
+def test_a_voter_may_be_given_up_in_the_very_moment_in_which_a_watch_of_it_times_out() -> None:
+    """The watch's time is over and its task has not run yet, when a proposal fails, too."""
+
+    async def body(voters: list[Voter], observer: ObserverMetadata) -> None:
+        await observer.start()
+        await observer.propose(registration(9))
+        scope = observer._scope
+        assert scope is not None
+        scope.reschedule(asyncio.get_running_loop().time())
+        while not scope.expired():
+            await asyncio.sleep(0)
+            observer._leave()
+        await observer.propose(registration(10))
 
     run(body)
 
@@ -311,6 +353,50 @@ def test_a_stopped_observer_answers_its_open_proposals() -> None:
         assert caught.value.outcome == "unknown"
 
     run(body)
+
+
+def test_an_observer_whose_settings_name_other_voters_ends_and_says_why() -> None:
+    """Only one that is led knows the set for certain; a new voter may itself be wrong."""
+
+    async def body(voters: list[Voter], observer: ObserverMetadata) -> None:
+        log = voters[0].metadata.log
+        log.lead(None)
+        failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        wrong = ObserverMetadata(
+            "test",
+            [voter.address for voter in voters],
+            ConnectionOptions(role="node"),
+            voters=(1, 2, 4),
+            rng=Random(1),
+            on_fatal=failed.set_result,
+        )
+        try:
+            await wrong.start()
+            for _ in range(2):  # the second is asked after the first answer was taken
+                await voters[0].watches.get()
+            assert not failed.done()
+            log.lead(1)
+            error = await failed
+        finally:
+            await wrong.stop()
+        assert isinstance(error, ConfigError)
+        assert "the settings name the voters 1, 2, 4, but the cluster's are 1, 2, 3" in str(error)
+
+    run(body, size=1)
+
+
+def test_an_observer_without_voters_in_its_settings_learns_them() -> None:
+    async def body(voters: list[Voter], observer: ObserverMetadata) -> None:
+        address = voters[0].address
+        learns = ObserverMetadata("test", [address], ConnectionOptions(role="node"), rng=Random(1))
+        try:
+            await learns.start()
+            await learns.propose(registration(9))
+            assert learns.voters == (1, 2, 3)
+        finally:
+            await learns.stop()
+
+    run(body, size=1)
 
 
 @pytest.mark.parametrize("seed", ["", "here", "here:", ":80", "here:0", "here:99999", "here:x"])

@@ -49,12 +49,6 @@ def test_only_a_topic_of_clients_that_is_there_can_become_one(model: Model) -> N
         apply(model.state, EnableQueues(model.state.topics["__own"].topic_id), 90)
 
 
-def test_a_dump_from_before_there_were_queues_is_read(model: Model) -> None:
-    parts = msgpack.unpackb(dump(model.state))
-    old = [1, *parts[1:6], [topic[:5] for topic in parts[6]], parts[7]]
-    assert load(msgpack.packb(old)) == model.state
-
-
 def test_a_dump_whose_mark_is_no_bool_is_not_believed(model: Model) -> None:
     parts = msgpack.unpackb(dump(model.state))
     parts[6][0][5] = 1

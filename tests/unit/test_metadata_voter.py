@@ -3,13 +3,20 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
 
-from raftq.client.wire.errors import ConsensusBroken, InvalidArgument, NoLeader, TopicExists
+from raftq.client.wire.errors import (
+    ConsensusBroken,
+    InvalidArgument,
+    NoLeader,
+    OutcomeUnknown,
+    TopicExists,
+)
 from raftq.cluster import metadata_copy
 from raftq.cluster.commands import (
     AllocateProducerIds,
@@ -349,7 +356,8 @@ def test_subscribers_hear_once_of_what_came_together_and_one_that_fails_hurts_no
         copy.subscribe(fails)
         copy.subscribe(lambda changes: calls.append(list(changes)))
         copy.applied(1, encode_command(registration(1)))
-        copy.applied(2, encode_command(registration(1, incarnation=8)))
+        successor = replace(registration(1, incarnation=8), before=7, silent=7)
+        copy.applied(2, encode_command(successor))
         copy.applied(3, encode_command(registration(2)))
         assert calls == []
         await copy.has_reached(3)
@@ -365,3 +373,23 @@ def test_a_command_of_a_newer_version_stops_a_voter_instead_of_being_refused() -
         machine.apply(msgpack.packb([99, 1]), 7)
     with pytest.raises(InvalidArgument):
         machine.apply(b"\xc1", 8)
+
+
+def test_a_proposal_that_may_have_been_taken_is_not_called_failed_by_a_later_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first try is taken and not answered; the next one finds no leader until the time ends."""
+
+    async def body() -> None:
+        (only,) = configs(tmp_path, size=1)
+        node = voter(only)
+        errors = [OutcomeUnknown("no answer"), NoLeader("nobody")]
+
+        async def propose(encoded: bytes, timeout_s: float, name: bytes) -> None:
+            raise errors.pop(0) if len(errors) > 1 else errors[0]
+
+        monkeypatch.setattr(node.consensus, "propose", propose)
+        with pytest.raises(OutcomeUnknown):
+            await node.propose(DeleteTopic("orders"), timeout_s=0.2)
+
+    run(body)

@@ -152,6 +152,26 @@ def test_bad_requests_get_clear_errors_and_the_node_goes_on(tmp_path: Path) -> N
     run(scenario)
 
 
+def test_a_produce_without_a_batch_asks_whether_one_would_be_taken(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as node, await connect(node) as connection:
+            async with aio.Admin(address(node)) as admin:
+                await admin.create_topic("t", partitions=1, replication=1)
+            for acks in ("all", "leader", "none"):
+                reply = await connection.request(Produce("t", 0, acks=acks))
+                assert reply.message.base_offsets == ()
+            with pytest.raises(FencedEpoch):
+                await connection.request(Produce("t", 0, epoch=99))
+            with pytest.raises(UnknownTopic):
+                await connection.request(Produce("nowhere", 0))
+            reply = await connection.request(Produce("t", 0), [encode([b"v"])])
+            assert reply.message.base_offsets == (0,)
+            reply = await connection.request(Produce("t", 0))
+            assert reply.message.base_offsets == ()
+
+    run(scenario)
+
+
 def test_garbage_on_every_port_harms_nobody(tmp_path: Path) -> None:
     async def scenario() -> None:
         rng = random.Random(7)

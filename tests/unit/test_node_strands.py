@@ -368,6 +368,14 @@ async def fill_ledger(cluster: Cluster) -> int:
     return leader
 
 
+def flip(path: Path, position: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte[0] ^ 1]))
+
+
 @pytest.mark.slow
 def test_rotten_bits_of_a_ledger_are_repaired_from_another_copy(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
@@ -375,11 +383,7 @@ def test_rotten_bits_of_a_ledger_are_repaired_from_another_copy(tmp_path: Path) 
         for node_id, node in cluster.nodes.items():
             files = sorted((tmp_path / str(node_id) / "logs/t-1/0/ledger").glob("*.log"))
             assert len(files) > 2
-            with files[1].open("r+b") as file:
-                file.seek(500)
-                byte = file.read(1)
-                file.seek(500)
-                file.write(bytes([byte[0] ^ 1]))
+            flip(files[1], 500)
             partition = node.partitions.of("t", 0)
             for _ in partition.strands:
                 node.upkeep._scrub(partition)
@@ -409,5 +413,42 @@ def test_a_segment_that_vanished_is_fetched_again_from_another_copy(tmp_path: Pa
         assert ledger is not None
         assert not ledger.log.damaged
         await cluster.until(cluster.same)
+
+    run(tmp_path, 3, scenario)
+
+
+@pytest.mark.slow
+def test_rotten_bits_in_the_active_segment_of_a_leader_do_not_keep_a_follower_out(
+    tmp_path: Path,
+) -> None:
+    """
+    1. A follower is away while records are written; one of them rots in the leader's active file.
+    2. The follower comes back: it refuses what it is handed, the leader repairs its file with the
+       bytes of the other follower, and all are in sync.
+    """
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.create(replication=3)
+        await cluster.until(cluster.is_whole)
+        leader = cluster.leader()
+        assert leader is not None
+        data = cluster.strand(leader, 0)
+        assert data is not None
+        away = next(one for one in cluster.raft if one != leader)
+        await cluster.stop(away)
+        for number in range(5):
+            data.append(encode([b"%d" % number * 100]))
+        await cluster.until(lambda: cluster.is_whole(2) and data.reach.high_watermark == 5)
+        other = next(node for node in cluster.nodes if node != leader)
+        copy = cluster.strand(other, 0)
+        assert copy is not None
+        await cluster.until(lambda: copy.reach.high_watermark == 5)
+        segment, position = data.log.stored_at(3)
+        flip(Path(segment.path), position + 90)
+        await cluster.start(away)
+        await cluster.until(cluster.is_whole)
+        assert cluster.nodes[leader].upkeep.repaired == 1
+        assert not data.log.damaged
+        assert [values(cluster.strand(node, 0)) for node in cluster.nodes] == [values(copy)] * 3
 
     run(tmp_path, 3, scenario)

@@ -19,7 +19,9 @@ def decided(**changes: object) -> Decided:
         "isr": (1, 2, 3),
         "min_insync": 2,
     }
-    return Decided(**{**facts, **changes})  # type: ignore[arg-type]
+    facts |= changes
+    facts.setdefault("assignments", (1,) * len(facts["replicas"]))  # type: ignore[arg-type]
+    return Decided(**facts)  # type: ignore[arg-type]
 
 
 def leader(end: int = 0, now: float = 0.0, **changes: object) -> Replica:
@@ -89,13 +91,84 @@ def test_a_proposal_of_unknown_outcome_goes_on_to_count() -> None:
         replica.data.progressed(node, ALIVE[node], 10, 0.1)
     change = replica.next_change(ALIVE, 0.2)
     assert change is not None
-    assert replica.change_ended(change, applied_or_refused=False)
+    assert replica.awaits(change)
     grow(replica, 10, 20)
     replica.data.progressed(2, 22, 20, 0.4)
     assert replica.high_watermark == 10
-    assert not replica.change_ended(change, applied_or_refused=True)
-    assert replica.advance()
+    assert replica.answered(change, change.version) == [0], "it was refused"
+    assert not replica.awaits(change)
     assert replica.high_watermark == 20
+
+
+def test_an_answer_that_came_with_a_newer_version_ends_nothing_before_that_version() -> None:
+    """What was answered may be that the change is decided, and the role has not heard of it."""
+    replica = leader(isr=(1, 2))
+    grow(replica, 0, 10)
+    for node in (2, 3):
+        replica.data.progressed(node, ALIVE[node], 10, 0.1)
+    change = replica.next_change(ALIVE, 0.2)
+    assert change is not None
+    grow(replica, 10, 20)
+    replica.data.progressed(2, 22, 20, 0.4)
+    assert replica.answered(change, change.version + 1) == []
+    assert replica.awaits(change)
+    assert replica.high_watermark == 10
+    replica.update(decided(version=2, isr=(1, 2, 3)), 0.5)
+    assert not replica.awaits(change)
+    assert replica.high_watermark == 10
+
+
+def test_what_a_follower_said_under_another_assignment_counts_for_nothing() -> None:
+    """Node 3 was moved away and back; the leader sees only that its assignment is another one."""
+    replica = leader(isr=(1, 2, 3))
+    grow(replica, 0, 10)
+    for node in (2, 3):
+        replica.data.progressed(node, ALIVE[node], 10, 0.1)
+    assert replica.believes(3, 5, 1)
+    replica.update(decided(version=4, isr=(1, 2), assignments=(1, 1, 4)), 0.2)
+    assert not replica.believes(3, 5, 1)
+    assert replica.believes(3, 5, 4)
+    assert not replica.data.has_come(3)
+    assert replica.data.has_come(2), "nothing changed for node 2"
+    assert replica.next_change(ALIVE, 0.3) is None, "node 3 has told nothing for this assignment"
+
+
+def test_a_member_of_which_less_counts_than_before_is_not_late_at_once() -> None:
+    """The topic asks for syncs from now on: what it had is not all synced yet."""
+    replica = leader()
+    grow(replica, 0, 10)
+    for node in (2, 3):
+        replica.data.progressed(node, ALIVE[node], 10, 0.1)
+    replica.data.progressed(2, 22, 4, 100.0)
+    assert replica.next_change(ALIVE, 100.1) is None
+    assert replica.next_change(ALIVE, 100.0 + LAG_S + 0.1) is not None
+
+
+def test_a_follower_that_says_the_same_again_after_a_long_rest_is_not_late() -> None:
+    """
+    1. It has everything for a long time, and nothing is written.
+    2. A record is written; before the follower has it, it tells its old end once more.
+    """
+    replica = leader()
+    grow(replica, 0, 10)
+    for node in (2, 3):
+        replica.data.progressed(node, ALIVE[node], 10, 0.1)
+    grow(replica, 10, 20, 100.0)
+    replica.data.progressed(2, 22, 10, 100.1)
+    replica.data.progressed(3, 33, 20, 100.1)
+    assert replica.next_change(ALIVE, 100.2) is None
+
+
+def test_a_closed_replica_has_no_role_and_proposes_nothing() -> None:
+    replica = leader(isr=(1, 2))
+    for node in (2, 3):
+        replica.data.progressed(node, ALIVE[node], 0, 0.1)
+    change = replica.next_change(ALIVE, 0.2)
+    assert change is not None
+    replica.close()
+    assert replica.role == "idle"
+    assert not replica.awaits(change)
+    assert replica.next_change(ALIVE, 9.0) is None
 
 
 def test_a_member_that_is_put_out_counts_until_that_is_decided() -> None:

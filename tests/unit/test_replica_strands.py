@@ -19,7 +19,9 @@ def decided(**changes: object) -> Decided:
         "isr": (1, 2, 3),
         "min_insync": 2,
     }
-    return Decided(**{**facts, **changes})  # type: ignore[arg-type]
+    facts |= changes
+    facts.setdefault("assignments", (1,) * len(facts["replicas"]))  # type: ignore[arg-type]
+    return Decided(**facts)  # type: ignore[arg-type]
 
 
 def leader(*ends: int, **changes: object) -> Replica:
@@ -182,7 +184,7 @@ def test_whoever_may_be_elected_has_everything_readable_of_every_strand(seed: in
             if rng.random() < 0.7:
                 isr, version = tuple(node for node, _ in change.members), version + 1
                 replica.update(decided(version=version, isr=isr), now)
-            replica.change_ended(change, True)
+            replica.answered(change, version)
         for node in isr:
             if node != 1:
                 readable = [reach.high_watermark for reach in replica.strands]

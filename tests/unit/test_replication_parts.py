@@ -2,17 +2,26 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from simdisk import SimCrash, SimDisk
 
 from raftq.client.wire.batch import encode, encode_one, stamp
-from raftq.client.wire.errors import ConfigError, CorruptBatch, NotLeader, RequestTimeout
+from raftq.client.wire.errors import (
+    ConfigError,
+    CorruptBatch,
+    NotLeader,
+    RequestTimeout,
+    StorageFailed,
+)
 from raftq.client.wire.messages import ProduceReply
+from raftq.client.wire.node_messages import Replicated
 from raftq.node.conversations import Throttle
 from raftq.node.identity import Identity, Loss, remember, what_was_lost
 from raftq.node.pending import Pending
 from raftq.node.replica_files import remove_replica, shortened
+from raftq.node.replication import Fetcher
 from raftq.node.storage.config import LogConfig
 from raftq.node.storage.log import Log
 from raftq.node.tail import Tail
@@ -139,7 +148,7 @@ def test_logs_that_are_older_than_the_node_remembers_are_noticed() -> None:
     disk = disk_with(ME)
     old = disk.read_file("/data/logs/incarnation", 100)
     remember(disk, "/data", replace(ME, incarnation=8), clean=True)
-    assert what_was_lost(disk, "/data", ME) == Loss("nothing", 8)
+    assert what_was_lost(disk, "/data", ME) == Loss("nothing", 8, synced=True)
     disk.write_file_atomic("/data/logs/incarnation", old)
     assert what_was_lost(disk, "/data", ME) == Loss("past", 8)
     disk.remove("/data/logs/incarnation")
@@ -243,3 +252,40 @@ def test_a_crash_while_a_replica_is_removed_leaves_a_mark_or_a_shorter_log() -> 
                     again = Log.open(left, "/p/0/data", LogConfig(segment_bytes=4096), 0)
                     assert again.start_offset == 0
                     assert len(list(again.batches(0))) == again.end_offset
+
+
+def test_a_follower_whose_log_fails_while_it_is_cut_says_so() -> None:
+    """A cut that a full disk refuses is only repeated: the log is as it was."""
+
+    async def scenario() -> None:
+        disk = SimDisk()
+        log = Log.open(disk, "/l", LogConfig(), 0)
+        for _ in range(3):
+            log.append(encode_one(b"x", 1), 1)
+        log.sync()
+        replica = SimpleNamespace(epoch=2, assignment=1, role="follower")
+        strand = SimpleNamespace(key=(7, 0, 0), log=log, replica=replica, cut=log.truncate)
+        net = SimpleNamespace(loop=asyncio.get_running_loop())
+        told: list[BaseException] = []
+        fetcher = Fetcher(net, 1, told.append)  # type: ignore[arg-type]
+
+        def cut() -> None:
+            fetcher.want(strand)  # type: ignore[arg-type]
+            fetcher._subscribed[strand.key] = 2, 1
+            fetcher._take(Replicated(7, 0, 2, "truncate", offset=1, assignment=1), memoryview(b""))
+
+        disk.full_overwrites = True
+        cut()
+        assert (told, log.end_offset) == ([], 3)
+        disk.full_overwrites, disk.fail_sync = False, True
+        cut()
+        assert told == [log.failure]
+
+        def cut_and_not_read(end_offset: int) -> None:
+            raise StorageFailed("cannot read what is left")
+
+        strand.cut = cut_and_not_read
+        cut()
+        assert len(told) == 2
+
+    asyncio.run(scenario())

@@ -44,7 +44,7 @@ class Home:
         self.reserve.hold()
         for strand in self.partition.strands:
             strand.reserve = self.reserve
-        self.partition.decide(Decided(1, 1, leader, (1, 2), (leader,), 1, False), 1)
+        self.partition.decide(Decided(1, 1, leader, (1, 2), (leader,), (1, 1), 1, False), 1)
 
     def fill(self) -> None:
         self.disk.capacity = self.disk.used_bytes()
