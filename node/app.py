@@ -72,6 +72,7 @@ from raftq.node.metering import meter
 from raftq.node.partitions import Partitions
 from raftq.node.queues.courier import NodeCourier
 from raftq.node.recovery_handlers import RecoveryHandlers
+from raftq.node.replica import COMING_SHARE
 from raftq.node.replica_files import shortened
 from raftq.node.server.session import Handler, Session
 from raftq.node.server.tcp import TcpServer
@@ -111,6 +112,7 @@ class Node:
         self.incarnation = rng.getrandbits(62)
         self.fetch_bytes_max = config.replication.fetch_bytes_max
         self.wait_ms = config.replication.wait_ms
+        self.come_s = config.replication.lag_ms / 1000 * COMING_SHARE
         self.fatal: asyncio.Future[None] = self.loop.create_future()
         self._rng = rng
         self.metadata = metadata if metadata is not None else self._join()

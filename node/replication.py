@@ -19,7 +19,15 @@ from functools import partial
 from typing import Any, Protocol
 
 from raftq.client.connection import Connection, Reply
-from raftq.client.wire.errors import CorruptBatch, RaftqError, StorageError, StorageFailed
+from raftq.client.wire.errors import (
+    CorruptBatch,
+    FencedEpoch,
+    NotLeader,
+    RaftqError,
+    StorageError,
+    StorageFailed,
+    UnknownPartition,
+)
 from raftq.client.wire.node_messages import (
     EPOCHS_MAX,
     Progress,
@@ -36,6 +44,8 @@ Spawn = Callable[[Coroutine[Any, Any, None]], object]
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
 ITEMS_PER_REQUEST = 500
 GRACE_S = 5.0
+NOT_YET = (FencedEpoch.code, NotLeader.code, UnknownPartition.code)
+"""Of leaders that have not heard of the latest, mostly of their own election."""
 
 
 class Net(Protocol):
@@ -46,6 +56,8 @@ class Net(Protocol):
     incarnation: int
     fetch_bytes_max: int
     wait_ms: int
+    come_s: float
+    """For how long a new leader waits for a follower that has not come."""
 
     async def connect(self, node_id: int) -> Connection: ...
 
@@ -279,7 +291,10 @@ class Fetcher:
         if strand is None or key not in self._subscribed:
             return
         if item.verb == "refuse":
-            self._postpone(key, item.error)
+            # Who hears late that it leads gives its followers the time to come from then on. One
+            # that came too early must be there again within it.
+            early = item.error in NOT_YET
+            self._postpone(key, item.error, self._net.come_s / 2 if early else RETRY_S_MAX)
             return
         replica = strand.replica
         if replica.role != "follower" or (
@@ -307,10 +322,10 @@ class Fetcher:
                 self._on_fatal(error)
             self._postpone(key, str(error))
 
-    def _postpone(self, key: StrandKey, reason: str) -> None:
+    def _postpone(self, key: StrandKey, reason: str, most_s: float = RETRY_S_MAX) -> None:
         """Subscribe again after a while that grows with every failure."""
         strand = self._wanted[key]
-        delay = self._delays.get(key, RETRY_S_MIN)
+        delay = min(self._delays.get(key, RETRY_S_MIN), max(most_s, RETRY_S_MIN))
         self._delays[key] = min(delay * 2, RETRY_S_MAX)
         logger.info(
             "partition=%s leader=%d again in=%.2fs reason=%s",

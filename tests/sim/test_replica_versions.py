@@ -13,6 +13,7 @@ from random import Random
 import pytest
 from clusterchecks import Invariants
 from simcluster import WALL_MS, SimCluster, TopicPlan, make_plan
+from simmetadata import SimMetadata
 from simnet import NetworkShape
 
 from raftq.client.producer import Producer
@@ -357,4 +358,38 @@ def test_a_record_is_acknowledged_although_fsync_is_altered_during_its_sync(
 ) -> None:
     cluster = make_cluster(3, nodes=3, sync_s=0.15)
     cluster.run(altered_during_a_sync(cluster, first, second), lambda: None)
+    assert not cluster.bugs, cluster.bugs
+
+
+async def elected_before_it_hears(cluster: SimCluster) -> None:
+    """
+    1. Another node is elected. It hears of that a second late, one follower at once.
+    2. That follower comes too early, again and again, and is sent away.
+    3. Records are written all the time, also when the new leader begins to lead. Nobody is late: the set stays as it is.
+    """
+    await begin(cluster, min_insync=2)
+    sending = Sending(cluster, "producer", pace=0.1)
+    early, elected, late = partition(cluster).replicas
+    for one in (elected, late):
+        metadata = cluster.nodes[one].node.metadata  # type: ignore[union-attr]
+        assert isinstance(metadata, SimMetadata)
+        metadata.lag_s = 1.0
+    await propose(cluster, early, MoveReplicas("t0", 0, (elected, early, late)))
+    await cluster.until("it is the first", lambda: partition(cluster).replicas[0] == elected, 5)
+    # The next balance elects it; then it has to hear.
+    copy = cluster.nodes[elected].copy_of(KEY)
+    assert copy is not None
+    await cluster.until("it leads", lambda: copy.replica.role == "leader", 30)
+    end = cluster.loop.time() + 3.0
+    while cluster.loop.time() < end:
+        await asyncio.sleep(0.02)
+        assert len(partition(cluster).isr) == 3, partition(cluster)
+    await sending.stop()
+    assert sending.acknowledged
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_follower_that_came_before_its_leader_had_heard_comes_again_in_time(seed: int) -> None:
+    cluster = make_cluster(seed, nodes=3)
+    cluster.run(elected_before_it_hears(cluster), lambda: None)
     assert not cluster.bugs, cluster.bugs
