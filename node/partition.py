@@ -25,6 +25,7 @@ from raftq.client.wire.errors import (
     NotEnoughReplicas,
     NotLeader,
     StorageError,
+    StorageFailed,
 )
 from raftq.client.wire.messages import EPOCH_ANY, Produce, ProduceReply
 from raftq.cluster.topic_config import TopicConfig
@@ -208,11 +209,16 @@ class Partition:
                 f"min_insync {decided.min_insync}"
             )
         bases: list[int] = []
-        if message.delayed:
-            strand, end = self._append_delayed(raw, bases)
-        else:
-            strand = self.data
-            end = strand.append_incoming(raw, bases, message.copies)
+        try:
+            if message.delayed:
+                strand, end = self._append_delayed(raw, bases)
+            else:
+                strand = self.data
+                end = strand.append_incoming(raw, bases, message.copies)
+        except StorageFailed as error:
+            # This node ends of it, and another one leads. A producer goes on there; what is known
+            # of its sequences tells whether anything of this was written.
+            raise LeaderLost(f"the disk of the leader of {self.place} failed: {error}") from error
         reply = ProduceReply(tuple(bases), replica.epoch)
         if acks == "all":
             if end <= strand.reach.high_watermark:

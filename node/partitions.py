@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from raftq.client.wire.errors import (
     DiskFull,
     InvalidArgument,
+    NotLeader,
     StorageError,
     UnknownPartition,
     UnknownTopic,
@@ -136,6 +137,7 @@ class Partitions:
         self._on_fatal = on_fatal
         self._incarnation = net.incarnation
         self._following = Following(net, self._spawn, on_fatal)
+        self.syncer.on_failure = self._not_synced
         self._removals.start(on_fatal)
         self._telling.incarnation = net.incarnation
         self._refresh_alive()
@@ -186,7 +188,11 @@ class Partitions:
             raise UnknownPartition(
                 f"topic {topic!r} has partitions 0 to {len(known.partitions) - 1}, not {number}"
             )
-        raise UnknownPartition(f"node {self._me} holds no copy of {topic}/{number}")
+        # There is such a partition, elsewhere or about to be opened here.
+        state = known.partitions[number]
+        raise NotLeader(f"node {self._me} holds no copy of {topic}/{number}").with_details(
+            leader=state.leader if state.leader != self._me else None, epoch=state.epoch
+        )
 
     def find(self, key: Key) -> Partition | None:
         return self.by_id.get(key)
@@ -460,6 +466,16 @@ class Partitions:
     def failed(self, partition: Partition, error: BaseException) -> None:
         """A disk that fails to write or sync cannot be trusted with the rest either."""
         self._on_fatal(error)
+
+    def _not_synced(self, log: Log, error: StorageError) -> None:
+        """Called from the syncer's thread. Perhaps nobody waited for this sync, and without a word
+        the node would lead on with a log that takes nothing any more."""
+        self.loop.call_soon_threadsafe(self._fail_for, log, error)
+
+    def _fail_for(self, log: Log, error: StorageError) -> None:
+        for partition in self.by_id.values():
+            if any(strand.log is log for strand in partition.strands):
+                self.failed(partition, error)
 
     # Time
 

@@ -8,7 +8,7 @@ slow to answer takes several requests at once, and nobody waits for the sum of a
 
 With an interval a thread also syncs every log that has something to sync, that often, and has the
 others note what is readable of them. A failed sync fails every waiter of that log with
-StorageFailed; the other logs go on.
+StorageFailed; the other logs go on. Nobody may be waiting for it, so `on_failure` is told as well.
 """
 
 import os
@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from raftq.client.wire.errors import RaftqError, StorageFailed
+from raftq.client.wire.errors import RaftqError, StorageError, StorageFailed
 from raftq.node.storage.log import Log
 from raftq.node.storage.turns import Turns
 
 Targets = Sequence[tuple[Log, int]]
 Callback = Callable[[RaftqError | None], None]
+OnFailure = Callable[[Log, StorageError], None]
 
 
 class Flusher:
@@ -43,6 +44,8 @@ class Flusher:
         self._thread: threading.Thread | None = None
         self.rounds = 0
         """How many rounds of syncs were run, for metrics."""
+        self.on_failure: OnFailure | None = None
+        """Called, in the thread of the sync, with a log that refuses writes from now on."""
 
     def add(self, log: Log) -> None:
         """Take care of the log; its place in a round is after those added before."""
@@ -139,14 +142,22 @@ class Flusher:
                 if log not in self._logs:
                     continue
                 self._busy[log] = None
-            # The log remembers its failure; those who wait for it are told.
-            with suppress(RaftqError):
-                log.begin_sync().run()
+            run_sync(log.sync, log, self.on_failure)
             with self._changed:
                 del self._busy[log]
                 # Only for them: a needless wake-up costs more than the rest of a round.
                 if self._removers:
                     self._changed.notify_all()
+
+
+def run_sync(sync: Callable[[], None], log: Log, on_failure: OnFailure | None) -> None:
+    """Sync a log, and never raise what storage does: the log remembers its failure, and those who
+    wait for it are told."""
+    try:
+        sync()
+    except RaftqError:
+        if log.failure is not None and on_failure is not None:
+            on_failure(log, log.failure)
 
 
 def missed(targets: Targets) -> RaftqError | None:

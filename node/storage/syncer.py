@@ -9,12 +9,14 @@ from contextlib import suppress
 from typing import Protocol
 
 from raftq.client.wire.errors import RaftqError, StorageFailed
-from raftq.node.storage.flusher import Callback, Targets, missed
+from raftq.node.storage.flusher import Callback, OnFailure, Targets, missed, run_sync
 from raftq.node.storage.log import Log
 
 
 class Syncer(Protocol):
     """Syncs logs for many at once; see `Flusher` for what the calls promise."""
+
+    on_failure: OnFailure | None
 
     def add(self, log: Log) -> None: ...
 
@@ -44,6 +46,7 @@ class LoopSyncer:
         self._closed = False
         self.rounds = 0
         """How many rounds of syncs were run."""
+        self.on_failure: OnFailure | None = None
 
     def add(self, log: Log) -> None:
         self._logs.append(log)
@@ -91,9 +94,8 @@ class LoopSyncer:
     def _sync(self, logs: list[Log]) -> None:
         self.rounds += 1
         for log in list(logs):
-            # The log remembers its failure; those who wait for it are told.
-            with suppress(RaftqError):
-                if log.failure is None and log.flushed_offset < log.end_offset:
-                    log.sync()
-                elif log.has_unnoted:
+            if log.failure is None and log.flushed_offset < log.end_offset:
+                run_sync(log.sync, log, self.on_failure)
+            elif log.has_unnoted:
+                with suppress(RaftqError):
                     log.note_readable()

@@ -87,7 +87,9 @@ def _alter(cluster: SimCluster, rng: Random, fsync: str) -> None:
 class _Leavers:
     """Who was in sync when the calm time began.
 
-    Where there is a new leader, others may leave while its metadata or theirs is late.
+    Where there is a new leader, others may leave while its metadata or theirs is late. New is also
+    one that was elected just before, and of which not all copies have heard, or had until the leader
+    proposed to go on without them.
     """
 
     def __init__(self, cluster: SimCluster) -> None:
@@ -96,15 +98,23 @@ class _Leavers:
             (topic.name, number): one
             for topic, number, one in cluster.consensus.state.all_partitions()
         }
+        self._heard = {key: self._epoch_heard(key, one) for key, one in self._began.items()}
         lags = cluster.plan.world.lags_s
         self._late = {one: lag_s > LATE_S for one, lag_s in lags.items()}
+
+    def _epoch_heard(self, key: Partition, one: PartitionState) -> int:
+        """The newest epoch that every copy has heard of, and in which nothing is being decided."""
+        copies = [self._cluster.nodes[replica].copy_of(key) for replica in one.replicas]
+        if any(copy is not None and copy.replica._proposed is not None for copy in copies):
+            return -1  # that may still be from before somebody had heard
+        return min((copy.replica.epoch for copy in copies if copy is not None), default=one.epoch)
 
     def check(self) -> None:
         for topic, number, one in self._cluster.consensus.state.all_partitions():
             began = self._began.get((topic.name, number), one)
             for member in began.isr:
                 late = self._late.get(member) or self._late.get(one.leader or 0)
-                if late and one.epoch != began.epoch:
+                if late and one.epoch != self._heard.get((topic.name, number), one.epoch):
                     continue
                 if member in one.replicas and member not in one.isr:
                     raise Broken(

@@ -11,7 +11,7 @@ from random import Random
 
 from raftq.client.wire.errors import RaftqError
 from raftq.node.storage.durability import SyncTicket
-from raftq.node.storage.flusher import Callback, Targets, missed
+from raftq.node.storage.flusher import Callback, Targets, missed, run_sync
 from raftq.node.storage.log import Log
 from raftq.node.storage.syncer import LoopSyncer
 
@@ -58,10 +58,8 @@ class OverlappingSyncer(LoopSyncer):
     def _end(self, tickets: list[tuple[Log, SyncTicket]], waiting: _Waiting) -> None:
         self._under_way = None
         for log, ticket in tickets:
-            # The log remembers its failure; those who wait for it are told.
-            with suppress(RaftqError):
-                if any(log is one for one in self._logs):
-                    ticket.run()
+            if any(log is one for one in self._logs):
+                run_sync(ticket.run, log, self.on_failure)
         for targets, callback in waiting:
             callback(missed(targets))
         self._run()

@@ -75,6 +75,7 @@ class Sending:
 
     def __init__(self, cluster: SimCluster, name: str, acks: str = "all", pace: float = 0.02):
         self.acknowledged: dict[bytes, int] = {}
+        self.failed: list[RaftqError] = []
         self._cluster, self._name, self._acks, self._pace = cluster, name, acks, pace
         self._stop = asyncio.Event()
         self._task = cluster.client(name).spawn(self._run())
@@ -106,8 +107,10 @@ class Sending:
                 await asyncio.sleep(self._pace)
 
     async def _settle(self, delivery, value: bytes) -> None:  # type: ignore[no-untyped-def]
-        with suppress(RaftqError):
+        try:
             self.acknowledged[value] = (await delivery).offset
+        except RaftqError as error:
+            self.failed.append(error)
 
     async def stop(self) -> None:
         self._stop.set()

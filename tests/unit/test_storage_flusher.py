@@ -243,3 +243,27 @@ def test_close_serves_who_is_waiting(tmp_path: Path) -> None:
     closer.join()
     assert answers == [None, None]
     log.close()
+
+
+def test_a_failed_sync_that_nobody_waits_for_is_told(tmp_path: Path) -> None:
+    """The log refuses writes from then on: its owner should not have to find out by writing."""
+    disk = CountingDisk()
+    (log,) = open_logs(disk, tmp_path, "a")
+    told: list[tuple[Log, RaftqError]] = []
+    heard = threading.Event()
+
+    def note(failed: Log, error: RaftqError) -> None:
+        told.append((failed, error))
+        heard.set()
+
+    def fail(path: str) -> None:
+        raise StorageFailed("no more")
+
+    flusher = Flusher(interval_s=0.01)
+    flusher.on_failure = note
+    disk.on_sync = fail
+    log.append(encode_one(b"x", 1))
+    flusher.add(log)
+    assert heard.wait(10)
+    flusher.close()
+    assert told == [(log, log.failure)]
