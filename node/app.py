@@ -138,7 +138,12 @@ class Node:
         self.courier = NodeCourier(self.node_id, self.partitions.of, self.metadata, self.connect)
         self.services = Services(self.partitions, rng, wall_ms, self.coordinators, self.courier)
         self.upkeep = Upkeep(
-            self.partitions, self, wall_ms, self.spawn, config.storage.scrub_bytes_s
+            self.partitions,
+            self,
+            wall_ms,
+            self.spawn,
+            config.storage.scrub_bytes_s,
+            config.storage.producer_idle_ms,
         )
         self.driver = ControllerDriver(
             self.metadata,

@@ -13,6 +13,7 @@ from raftq.client.wire.errors import ConfigError
 from raftq.cluster.consensus_config import SECRET_BYTES_MIN, RaftTimes
 from raftq.cluster.controller_events import ControllerConfig
 from raftq.node.server.options import ServerOptions
+from raftq.node.storage.producers import IDLE_MS_MAX, PRODUCERS_MAX
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -79,10 +80,17 @@ class StorageConfig:
     reserve_bytes: int = 4 * MIB
     """Set aside on a node that keeps queues, so that workers can settle while the disk is full; 0
     for none: then a full disk makes them do their work again."""
+    producers_max: int = PRODUCERS_MAX
+    """Of which each log remembers what they wrote last, to recognise what they send again. Too low:
+    those that were forgotten are told so, and what they sent in vain has an unknown outcome."""
+    producer_idle_ms: int = IDLE_MS_MAX
+    """For how long at least a producer that sends nothing is remembered."""
 
     def __post_init__(self) -> None:
         found = _outside(self, fsync_interval_ms=(1, HOUR_MS), write_behind_bytes=(64 * KIB, None))
         found += _outside(self, scrub_bytes_s=(0, None), reserve_bytes=(0, 1024 * MIB))
+        found += _outside(self, producers_max=(1, PRODUCERS_MAX))
+        found += _outside(self, producer_idle_ms=(100, IDLE_MS_MAX))
         if self.page_cache_bytes is not None:
             found += _outside(self, page_cache_bytes=(self.write_behind_bytes, None))
         _refuse(found)

@@ -83,8 +83,9 @@ def open_strand(
     try:
         if log.damaged:
             logger.error("partition=%s %s damaged=%s", place, NAMES[number], log.damaged)
-        producers = known_producers(log, producers_directory(place.directory, number))
-        producers.expire(now_ms)
+        directory = producers_directory(place.directory, number)
+        producers = known_producers(log, directory, storage.producers_max)
+        producers.expire(now_ms, storage.producer_idle_ms)
     except BaseException:
         log.close(clean=False)
         raise
@@ -113,6 +114,8 @@ def shortened(disk: Disk, data_dir: str) -> list[str]:
 
 def remove_replica(disk: Disk, directory: str) -> None:
     """Remove a replica's files. A crash in between must not leave half a log that looks whole."""
+    if not disk.exists(directory):
+        return  # it was moved away and back, and removed with its topic before this was confirmed
     try:
         disk.write_file_atomic(f"{directory}/{REMOVED}", b"removed")
     except DiskFull:

@@ -31,7 +31,7 @@ from raftq.node.reserve import Reserve
 from raftq.node.storage import producer_files
 from raftq.node.storage.incoming import DEFAULT_LIMITS, Limits, check_incoming
 from raftq.node.storage.log import Log
-from raftq.node.storage.producers import Producers
+from raftq.node.storage.producers import PRODUCERS_MAX, Producers
 from raftq.node.storage.stamped import LONG_HEADER
 from raftq.node.storage.syncer import Syncer
 from raftq.node.tail import Tail
@@ -492,7 +492,7 @@ class Strand:
         self._front = None
         reach = self.reach
         reach.high_watermark = min(reach.high_watermark, self.log.end_offset)
-        self.producers = known_producers(self.log, self._directory)
+        self.producers = known_producers(self.log, self._directory, self.producers.producers_max)
 
     # Reads
 
@@ -521,8 +521,8 @@ def producers_directory(replica: str, number: int) -> str:
     return replica if number == DATA else f"{replica}/{NAMES[number]}"
 
 
-def known_producers(log: Log, directory: str) -> Producers:
+def known_producers(log: Log, directory: str, producers_max: int = PRODUCERS_MAX) -> Producers:
     """The producers' sequences as of the log's end, from the newest snapshot and the log."""
-    producers = producer_files.load_newest(log.disk, directory, log.end_offset)
+    producers = producer_files.load_newest(log.disk, directory, log.end_offset, producers_max)
     producer_files.rebuild(log, producers)
     return producers

@@ -38,6 +38,7 @@ from raftq.node.partition import Partition
 from raftq.node.partitions import Partitions
 from raftq.node.replication import Net, Spawn
 from raftq.node.storage.header import DamagedRange
+from raftq.node.storage.producers import IDLE_MS_MAX
 from raftq.node.strand import Strand
 from raftq.node.walk import below, end_of_batches
 
@@ -66,12 +67,15 @@ class Upkeep:
         wall_ms: Callable[[], int],
         spawn: Spawn,
         scrub_bytes_s: int,
+        producer_idle_ms: int = IDLE_MS_MAX,
     ) -> None:
         self._partitions = partitions
         self._net = net
         self._wall_ms = wall_ms
         self._spawn = spawn
         self._scrub_bytes_s = scrub_bytes_s
+        self._producer_idle_ms = producer_idle_ms
+        self._expire_s = min(EXPIRE_S, producer_idle_ms / 1000)
         self._turn = 0
         self._scrubs = 0
         self._expired_at = net.loop.time()
@@ -99,13 +103,13 @@ class Upkeep:
                 self._tend(partitions[self._turn])
             if self._scrub_bytes_s:
                 self._scrub(partitions[self._turn])
-            if self._net.loop.time() - self._expired_at > EXPIRE_S:
+            if self._net.loop.time() - self._expired_at > self._expire_s:
                 self._expired_at = self._net.loop.time()
                 held = {(one.place.topic_id, one.place.number) for one in partitions}
                 self._readable = {one: at for one, at in self._readable.items() if one in held}
                 for partition in partitions:
                     for strand in partition.strands:
-                        strand.producers.expire(self._wall_ms())
+                        strand.producers.expire(self._wall_ms(), self._producer_idle_ms)
         self._net.loop.call_later(TICK_S, self._tick)
 
     def _tend(self, partition: Partition) -> None:

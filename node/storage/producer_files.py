@@ -16,7 +16,7 @@ from raftq.client.wire.errors import (
 )
 from raftq.node.storage.disk import Disk
 from raftq.node.storage.log import Log
-from raftq.node.storage.producers import BYTES_MAX, Producers
+from raftq.node.storage.producers import BYTES_MAX, PRODUCERS_MAX, Producers
 from raftq.node.storage.segment import replace_unsynced
 from raftq.node.storage.stamped import good_facts
 
@@ -37,17 +37,20 @@ def save(producers: Producers, disk: Disk, directory: str) -> bool:
     return True
 
 
-def load_newest(disk: Disk, directory: str, end_offset_max: int) -> Producers:
+def load_newest(
+    disk: Disk, directory: str, end_offset_max: int, producers_max: int = PRODUCERS_MAX
+) -> Producers:
     """The newest good snapshot at or below the end of the log, or nothing known at offset 0."""
     remove_above(disk, directory, end_offset_max)
     for offset in reversed(_offsets(disk, directory)):
         try:
-            producers = Producers.load(disk.read_file(_path(directory, offset), BYTES_MAX))
+            data = disk.read_file(_path(directory, offset), BYTES_MAX)
+            producers = Producers.load(data, producers_max)
         except (CorruptFile, StorageFailed, UnknownFormat):
             continue
         if producers.end_offset == offset:
             return producers
-    return Producers()
+    return Producers(producers_max=producers_max)
 
 
 def remove_above(disk: Disk, directory: str, end_offset: int) -> None:

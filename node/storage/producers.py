@@ -13,7 +13,8 @@ the offset it already has.
 `check` decides for a leader before it appends; `note` follows the log afterwards, on leaders and
 followers alike, and never refuses: what is in the log has been decided. So every replica that has
 noted the same batches gives the same answers. State is bounded: producers idle for long go, and
-beyond `PRODUCERS_MAX` those that wrote least recently.
+beyond `producers_max` those that wrote least recently. One that was forgotten is unknown: it is
+told so, unless what it sends is its first batch again.
 
 Snapshots and the rebuild from a log are in producer_files.py.
 """
@@ -28,7 +29,9 @@ from raftq.node.storage.config import DAY_MS
 
 WINDOW = 5
 PRODUCERS_MAX = 100_000
+"""The largest limit, and the one without a setting."""
 IDLE_MS_MAX = 7 * DAY_MS
+"""The same of the time for which an idle one is remembered."""
 MAGIC = b"RQPS"
 VERSION = 1
 _SEQUENCE_MASK = (1 << 32) - 1
@@ -59,15 +62,17 @@ class _Producer:
 class Producers:
     """The producers of one partition, as of `end_offset`."""
 
-    __slots__ = ("_known", "_now_ms", "_producers_max", "end_offset")
+    __slots__ = ("_known", "_now_ms", "end_offset", "forgotten", "producers_max")
 
     def __init__(self, end_offset: int = 0, producers_max: int = PRODUCERS_MAX) -> None:
         # In the order of their last batches.
         self._known: dict[int, _Producer] = {}
         self._now_ms = 0
-        self._producers_max = producers_max
+        self.producers_max = producers_max
         self.end_offset = end_offset
         """All batches below it are accounted for, as far as their owner noted them."""
+        self.forgotten = 0
+        """How many went since this was made, because there were too many or they were idle."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -120,8 +125,9 @@ class Producers:
         batch = (base_sequence, count, base_offset)
         if producer is None:
             producer = _Producer(epoch, seen_ms, [batch])
-            if len(known) >= self._producers_max:
+            if len(known) >= self.producers_max:
                 del known[next(iter(known))]
+                self.forgotten += 1
         elif producer.epoch != epoch:
             producer = _Producer(epoch, seen_ms, [batch])
         else:
@@ -137,7 +143,7 @@ class Producers:
         for fact in facts:
             self.note(*fact)
 
-    def expire(self, now_ms: int) -> int:
+    def expire(self, now_ms: int, idle_ms_max: int = IDLE_MS_MAX) -> int:
         """Forget producers that were idle for too long; how many. Also tells the time."""
         first = not self._now_ms
         self._now_ms = max(now_ms, self._now_ms)
@@ -146,10 +152,11 @@ class Producers:
             for producer in self._known.values():
                 producer.seen_ms = max(producer.seen_ms, now_ms)
             return 0
-        limit = self._now_ms - IDLE_MS_MAX
+        limit = self._now_ms - idle_ms_max
         idle = [name for name, producer in self._known.items() if producer.seen_ms < limit]
         for name in idle:
             del self._known[name]
+        self.forgotten += len(idle)
         return len(idle)
 
     def clear(self, end_offset: int) -> None:
@@ -174,7 +181,8 @@ class Producers:
 
     @staticmethod
     def load(data: bytes, producers_max: int = PRODUCERS_MAX) -> "Producers":
-        """The dumped state; CorruptFile or UnknownFormat when that is not what this is."""
+        """The dumped state; CorruptFile or UnknownFormat when that is not what this is. Of more than
+        `producers_max`, which may have been larger then, the last ones."""
         if len(data) < _HEAD.size or data[:4] != MAGIC:
             raise CorruptFile("this is no snapshot of producers")
         _, version, crc, end_offset, now_ms, count = _HEAD.unpack_from(data)
@@ -187,10 +195,13 @@ class Producers:
             )
         producers = Producers(end_offset, producers_max)
         producers._now_ms = now_ms
+        known = producers._known
         for name, producer in _entries(data, count):
-            producers._known[name] = producer
-        if end_offset < 0 or len(producers) != count or count > producers_max:
+            known[name] = producer
+        if end_offset < 0 or len(producers) != count or count > PRODUCERS_MAX:
             raise CorruptFile("a snapshot of producers contradicts itself")
+        for name in list(known)[: max(count - producers_max, 0)]:
+            del known[name]
         return producers
 
 

@@ -8,8 +8,9 @@ processes. Every record that is sent has a value of its own. A send ends
     unknown   it may have happened, or may happen later
 
 `judge(history, final)` compares it with a full read of every partition after everything has healed
-and names the anomalies. Retention may have cut off beginnings (`starts`), and a topic may have been
-deleted and created anew (`since`): what was sent to it earlier may be gone.
+and names the anomalies. Retention may have cut off beginnings (`starts`), a topic may have been
+deleted and created anew (`since`): what was sent to it earlier may be gone. And some records may be
+there again (`repeats`), where that is promised to nobody.
 
     lost           acknowledged by all and not in the log
     misplaced      acknowledged at one offset and kept at another
@@ -23,7 +24,7 @@ deleted and created anew (`since`): what was sent to it earlier may be gone.
     skipped        a reader passed over an offset
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -105,14 +106,16 @@ def judge(
     final: Mapping[Partition, Log],
     starts: Mapping[Partition, int] | None = None,
     since: Mapping[str, float] | None = None,
+    repeats: Container[tuple[Partition, int]] = (),
 ) -> list[Anomaly]:
     """Every anomaly of the history, given what the partitions hold in the end.
 
     `starts`: the first offset of partitions that retention may have cut. `since`: of topics that
-    were created anew, the time from which on what was sent must be there.
+    were created anew, the time from which on what was sent must be there. `repeats`: places of
+    records that may also be at an earlier offset.
     """
     starts, since = starts or {}, since or {}
-    found = [*check_sends(history, final, starts, since), *check_logs(history, final)]
+    found = [*check_sends(history, final, starts, since), *check_logs(history, final, repeats)]
     return [*found, *check_reads(history, final, starts)]
 
 
@@ -123,25 +126,31 @@ def check_sends(
     since: Mapping[str, float],
 ) -> Iterator[Anomaly]:
     """Acknowledged records are where they were said to be; failed ones are nowhere."""
-    places = {
-        partition: {value: offset for offset, value in log} for partition, log in final.items()
-    }
+    places: dict[Partition, dict[bytes, list[int]]] = {}
+    for partition, log in final.items():
+        found = places.setdefault(partition, {})
+        for offset, value in log:
+            found.setdefault(value, []).append(offset)
     for one in history.sends:
         if one.at < since.get(one.partition[0], 0.0):
             continue
-        kept = places.get(one.partition, {}).get(one.value)
-        if kept is None and one.offset is not None and one.offset < starts.get(one.partition, 0):
+        kept = places.get(one.partition, {}).get(one.value, [])
+        if not kept and one.offset is not None and one.offset < starts.get(one.partition, 0):
             continue
         if one.status == "ok" and one.acks == "all":
-            if kept is None:
+            if not kept:
                 yield Anomaly("lost", str(one))
-            elif kept != one.offset:
+            elif one.offset not in kept:
                 yield Anomaly("misplaced", f"{one}, kept at {kept}")
-        elif one.status == "failed" and kept is not None:
+        elif one.status == "failed" and kept:
             yield Anomaly("revived", f"{one}, kept at {kept}")
 
 
-def check_logs(history: History, final: Mapping[Partition, Log]) -> Iterator[Anomaly]:
+def check_logs(
+    history: History,
+    final: Mapping[Partition, Log],
+    repeats: Container[tuple[Partition, int]] = (),
+) -> Iterator[Anomaly]:
     """What is in the log was sent, once, and in this order."""
     sent = {(one.partition, one.value): (at, one) for at, one in enumerate(history.sends)}
     for partition, log in final.items():
@@ -150,6 +159,8 @@ def check_logs(history: History, final: Mapping[Partition, Log]) -> Iterator[Ano
         for offset, value in log:
             where = f"{value!r} at {offset} of {partition}"
             if value in seen:
+                if (partition, offset) in repeats:
+                    continue
                 yield Anomaly("duplicated", f"{where}, first at {seen[value]}")
                 continue
             seen[value] = offset

@@ -40,7 +40,7 @@ from raftq.cluster.consensus_config import ConsensusConfig
 from raftq.cluster.controller_events import ControllerConfig
 from raftq.cluster.metadata_log import MetadataLog
 from raftq.node.app import Node
-from raftq.node.config import Address, NodeConfig, ReplicationConfig
+from raftq.node.config import Address, NodeConfig, ReplicationConfig, StorageConfig
 from raftq.node.partition import Partition
 from raftq.node.partitions import Serve
 from raftq.node.steady_clock import SteadyClock
@@ -105,6 +105,10 @@ class SimNode:
             raft=Address(self.machine.name, 9_000 + self.node_id),
             voters={one: f"node-{one}:{9_000 + one}" for one in plan.voters},
             seeds=tuple(plan.bootstrap[: len(plan.voters)]),
+            storage=StorageConfig(
+                producers_max=plan.world.producers_max,
+                producer_idle_ms=plan.world.producer_idle_ms,
+            ),
             replication=ReplicationConfig(lag_ms=1_000, wait_ms=300),
             controller=ControllerConfig(
                 lease_ms=1_500, balance_ms=4_000, balance_settle_ms=1_000, retry_ms=200
@@ -319,6 +323,8 @@ class SimCluster:
         self.healed = False
         self.deleted: dict[str, None] = {}
         """Topics that an operator has deleted, or tried to."""
+        self.forgotten = 0
+        """How many producers the copies that were open in the end have forgotten."""
         self.bugs: list[str] = []
         self.exits: list[str] = []
         self.clients: list[Process] = []

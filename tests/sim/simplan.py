@@ -14,12 +14,16 @@ ones; a profile leans towards one story that takes several things to come togeth
     disks      rot, failing and slow syncs, full disks
     retention  logs lose their beginnings all the time
     raft       the real Raft decides, on disks and links that fail
+    forgets    partitions remember very few producers, and not for long; by name only, since a part
+               of all seeds does so whatever its profile is
 """
 
 from dataclasses import dataclass, field, replace
 from random import Random
 
 from simnet import NetworkShape
+
+from raftq.node.storage.producers import IDLE_MS_MAX, PRODUCERS_MAX
 
 PORT = 7_000
 
@@ -57,6 +61,15 @@ class World:
     """The real Raft decides."""
     idle_share: float = 0.0
     """How many of the partitions nobody writes to."""
+    producers_max: int = PRODUCERS_MAX
+    """How many producers a partition remembers."""
+    producer_idle_ms: int = IDLE_MS_MAX
+    """For how long it remembers one that sends nothing."""
+
+    @property
+    def forgets(self) -> bool:
+        """Whether producers are forgotten in the time that a simulation has."""
+        return self.producers_max < PRODUCERS_MAX or self.producer_idle_ms < IDLE_MS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +150,9 @@ ALL = (*PROCESSES, *LINKS, *DISKS, *OPERATORS, "split_joiner")
 
 PROFILES = {
     "mixed": 6, "moves": 3, "splits": 3, "alter": 2, "topics": 2, "drains": 2, "raft": 2,
-    "disks": 1, "retention": 1,
+    "disks": 1, "retention": 1, "forgets": 0,
 }  # fmt: skip
+FORGETFUL_SHARE = 0.12
 
 
 def swarm(plan: Plan, profile: str | None = None) -> Plan:
@@ -173,6 +187,7 @@ def swarm(plan: Plan, profile: str | None = None) -> Plan:
         plan,
         nodes=nodes,
         topics=topics,
+        producers=max(plan.producers, 2) if world.forgets else plan.producers,
         always=always,
         records=plan.records * (3 if world.long or profile == "retention" else 1),
         faults_s=faults_s,
@@ -190,6 +205,7 @@ def _world(plan: Plan, rng: Random, profile: str) -> World:
         rng.choice((1, 1, 2)) if rng.random() < (0.1 if profile == "splits" else 0.25) else 0
     )
     far = rng.random() < 0.25
+    producers_max, producer_idle_ms = _memory(plan, profile)
     return World(
         profile=profile,
         observers=observers,
@@ -200,7 +216,20 @@ def _world(plan: Plan, rng: Random, profile: str) -> World:
         raft=profile == "raft" or rng.random() < 0.1,
         scratch=rng.random() < (0.9 if profile == "topics" else 0.15),
         idle_share=rng.choice((0.0, 0.3, 0.6)),
+        producers_max=producers_max,
+        producer_idle_ms=producer_idle_ms,
     )
+
+
+def _memory(plan: Plan, profile: str) -> tuple[int, int]:
+    """How many producers a partition remembers, and for how long. Drawn apart, so that seeds do
+    what they did before there was such a choice."""
+    rng = Random(f"memory {plan.seed}")
+    if profile != "forgets" and rng.random() >= FORGETFUL_SHARE:
+        return PRODUCERS_MAX, IDLE_MS_MAX
+    few = (rng.choice((1, 1, 2)), IDLE_MS_MAX)
+    short = (PRODUCERS_MAX, rng.choice((500, 2_000)))
+    return rng.choice((few, short, (few[0], short[1])))
 
 
 def _decide_s(plan: Plan, rng: Random, profile: str) -> float:

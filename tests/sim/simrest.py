@@ -88,7 +88,7 @@ class _Leavers:
     """Who was in sync when the calm time began.
 
     Where there is a new leader, others may leave while its metadata or theirs is late. New is also
-    one that was elected just before, and of which not all copies have heard, or had until the leader
+    one that was elected just before: not all copies have heard of it, or they had not when it
     proposed to go on without them.
     """
 

@@ -9,6 +9,7 @@ Nobody reads a topic that is deleted and created anew.
 """
 
 import asyncio
+from collections.abc import Iterator
 from random import Random
 from typing import Any, Literal
 
@@ -19,7 +20,9 @@ from simoperators import SCRATCH
 
 from raftq.client.consumer import Consumer
 from raftq.client.producer import Producer
+from raftq.client.wire.batch import Batch
 from raftq.client.wire.errors import RaftqError, StorageError
+from raftq.node.storage.producers import WINDOW
 
 Acks = Literal["none", "leader", "all"]
 
@@ -234,17 +237,38 @@ class Workload:
 
     def final(self) -> dict[Partition, Log]:
         """What every partition holds, read from the logs of its leaders."""
-        logs: dict[Partition, Log] = {}
-        for name, number in self.partitions:
-            state = self._cluster.consensus.state.partition(name, number)
-            assert state is not None
-            assert state.leader is not None
-            node = self._cluster.nodes[state.leader].node
-            assert node is not None
-            log = node.partitions.of(name, number).log
-            logs[name, number] = [
+        return {
+            key: [
                 pair
-                for batch in log.batches(log.start_offset)
+                for batch in self._batches(key)
                 for pair in zip(batch.offsets(), batch.values(), strict=True)
             ]
-        return logs
+            for key in self.partitions
+        }
+
+    def _batches(self, key: Partition) -> Iterator[Batch]:
+        state = self._cluster.consensus.state.partition(*key)
+        assert state is not None
+        assert state.leader is not None
+        node = self._cluster.nodes[state.leader].node
+        assert node is not None
+        log = node.partitions.of(*key).log
+        return log.batches(log.start_offset)
+
+    def repeats(self) -> set[tuple[Partition, int]]:
+        """Where records may be again although their producer sent them once: a first batch whose
+        producer was forgotten looks like a beginning, and so does what was in flight behind it.
+        Every other one is told that it is unknown. So this holds for what follows a repeated
+        sequence 0, as far as a window reaches, and only where producers are forgotten."""
+        found: set[tuple[Partition, int]] = set()
+        for key in self.partitions if self._plan.world.forgets else ():
+            again: dict[tuple[int, int], int] = {}  # -> batches since it began once more
+            for batch in self._batches(key):
+                who = (batch.producer_id, batch.producer_epoch)
+                if batch.base_sequence == 0:
+                    again[who] = 0 if who in again else WINDOW
+                elif who in again:
+                    again[who] += 1
+                if batch.producer_id >= 0 and again.get(who, WINDOW) < WINDOW:
+                    found.update((key, offset) for offset in batch.offsets())
+        return found

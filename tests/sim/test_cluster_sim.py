@@ -77,8 +77,15 @@ async def scenario(cluster: SimCluster, workload: Workload, faults: Faults) -> N
     )
     check_replicas(cluster)
     since = dict.fromkeys(cluster.deleted, calm_at)
-    anomalies = judge(cluster.history, workload.final(), workload.starts(), since)
+    final, repeats = workload.final(), workload.repeats()
+    anomalies = judge(cluster.history, final, workload.starts(), since, repeats)
     assert not anomalies, "\n".join(map(str, anomalies))
+    cluster.forgotten = sum(
+        strand.producers.forgotten
+        for node in cluster.nodes.values()
+        for copy in (() if node.node is None else node.node.partitions)
+        for strand in copy.strands
+    )
     await come_to_rest(cluster)
 
 

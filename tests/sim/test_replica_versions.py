@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 from clusterchecks import Invariants
-from simcluster import WALL_MS, SimCluster, TopicPlan, make_plan
+from simcluster import WALL_MS, Plan, SimCluster, TopicPlan, make_plan
 from simmetadata import SimMetadata
 from simnet import NetworkShape
 
@@ -22,7 +22,9 @@ from raftq.cluster.commands import (
     AlterTopic,
     ChangeIsr,
     Command,
+    Confirm,
     CreateTopic,
+    DeleteTopic,
     MoveReplicas,
     decode_command,
 )
@@ -32,9 +34,9 @@ from raftq.cluster.state import PartitionState
 KEY = ("t0", 0)
 
 
-def make_cluster(seed: int, nodes: int = 5, partitions: int = 1, sync_s: float = 0.001):  # type: ignore[no-untyped-def]
+def quiet_plan(seed: int, nodes: int = 5, partitions: int = 1, sync_s: float = 0.001) -> Plan:
     topics = (TopicPlan("t0", partitions, "interval", 1 << 26),)
-    plan = replace(
+    return replace(
         make_plan(seed),
         nodes=nodes,
         topics=topics,
@@ -44,7 +46,10 @@ def make_cluster(seed: int, nodes: int = 5, partitions: int = 1, sync_s: float =
         sync_s=sync_s,
         shape=NetworkShape(),
     )
-    return SimCluster(plan)
+
+
+def make_cluster(seed: int, nodes: int = 5, partitions: int = 1, sync_s: float = 0.001):  # type: ignore[no-untyped-def]
+    return SimCluster(quiet_plan(seed, nodes, partitions, sync_s))
 
 
 async def propose(cluster: SimCluster, node_id: int, command: Command) -> None:
@@ -279,6 +284,44 @@ def test_a_replica_that_paused_while_it_was_moved_away_and_back_is_heard_again()
     assert not cluster.bugs, cluster.bugs
 
 
+async def deleted_after_it_was_moved_back(cluster: SimCluster) -> None:
+    """
+    1. X is moved away, and nobody confirms that yet: its files stay.
+    2. It is moved back, and the topic is deleted, with all files of it.
+    3. Now the first move is confirmed. There is nothing left to remove, and X goes on.
+    """
+    consensus = cluster.consensus
+    await begin(cluster, min_insync=2)
+    leader, other, away = partition(cluster).replicas
+    spare = next(one for one in cluster.nodes if one not in partition(cluster).replicas)
+    take = consensus.take
+    held: list[tuple[int, bytes, bytes]] = []
+
+    def take_later(node_id: int, data: bytes, command_id: bytes) -> "asyncio.Future[int]":
+        if not isinstance(decode_command(data), Confirm):
+            return take(node_id, data, command_id)
+        held.append((node_id, data, command_id))
+        return cluster.loop.create_future()
+
+    consensus.take = take_later  # type: ignore[method-assign]
+    await propose(cluster, other, MoveReplicas("t0", 0, (leader, other, spare)))
+    await cluster.until("it asks whether it may go", lambda: bool(held), 10)
+    await propose(cluster, other, MoveReplicas("t0", 0, (leader, other, away)))
+    await cluster.until("moved back", cluster.is_whole, 20)
+    await propose(cluster, other, DeleteTopic("t0"))
+    await cluster.until("it is deleted", lambda: not consensus.state.topics, 5)
+    await asyncio.sleep(0.2)
+    consensus.take = take  # type: ignore[method-assign]
+    await asyncio.sleep(5.0)
+    assert not cluster.exits, cluster.exits
+
+
+def test_a_topic_is_deleted_while_a_copy_that_came_back_is_still_to_be_removed() -> None:
+    cluster = make_cluster(1)
+    cluster.run(deleted_after_it_was_moved_back(cluster), lambda: None)
+    assert not cluster.bugs, cluster.bugs
+
+
 async def moved_away_from_its_leader(cluster: SimCluster, partitions: int) -> None:
     """After the moves nothing is to be done, and nothing is."""
     consensus = cluster.consensus
@@ -368,7 +411,8 @@ async def elected_before_it_hears(cluster: SimCluster) -> None:
     """
     1. Another node is elected. It hears of that a second late, one follower at once.
     2. That follower comes too early, again and again, and is sent away.
-    3. Records are written all the time, also when the new leader begins to lead. Nobody is late: the set stays as it is.
+    3. Records are written all the time, also when the new leader begins to lead. Nobody is late:
+       the set stays as it is.
     """
     await begin(cluster, min_insync=2)
     sending = Sending(cluster, "producer", pace=0.1)
