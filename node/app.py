@@ -137,14 +137,7 @@ class Node:
         self.coordinators = Coordinators(self.node_id, self.metadata, rng, wall_ms)
         self.courier = NodeCourier(self.node_id, self.partitions.of, self.metadata, self.connect)
         self.services = Services(self.partitions, rng, wall_ms, self.coordinators, self.courier)
-        self.upkeep = Upkeep(
-            self.partitions,
-            self,
-            wall_ms,
-            self.spawn,
-            config.storage.scrub_bytes_s,
-            config.storage.producer_idle_ms,
-        )
+        self.upkeep = Upkeep(self.partitions, self, wall_ms, self.spawn, config.storage)
         self.driver = ControllerDriver(
             self.metadata,
             config.controller,

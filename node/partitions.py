@@ -467,12 +467,12 @@ class Partitions:
         """A disk that fails to write or sync cannot be trusted with the rest either."""
         self._on_fatal(error)
 
-    def _not_synced(self, log: Log, error: StorageError) -> None:
+    def _not_synced(self, log: Log, error: Exception) -> None:
         """Called from the syncer's thread. Perhaps nobody waited for this sync, and without a word
         the node would lead on with a log that takes nothing any more."""
         self.loop.call_soon_threadsafe(self._fail_for, log, error)
 
-    def _fail_for(self, log: Log, error: StorageError) -> None:
+    def _fail_for(self, log: Log, error: Exception) -> None:
         for partition in self.by_id.values():
             if any(strand.log is log for strand in partition.strands):
                 self.failed(partition, error)

@@ -34,11 +34,11 @@ from raftq.client.wire.errors import (
 )
 from raftq.client.wire.node_messages import ReadReplica, ReadReplicaReply
 from raftq.cluster.topic_config import is_internal
+from raftq.node.config import StorageConfig
 from raftq.node.partition import Partition
 from raftq.node.partitions import Partitions
 from raftq.node.replication import Net, Spawn
 from raftq.node.storage.header import DamagedRange
-from raftq.node.storage.producers import IDLE_MS_MAX
 from raftq.node.strand import Strand
 from raftq.node.walk import below, end_of_batches
 
@@ -66,16 +66,15 @@ class Upkeep:
         net: Net,
         wall_ms: Callable[[], int],
         spawn: Spawn,
-        scrub_bytes_s: int,
-        producer_idle_ms: int = IDLE_MS_MAX,
+        storage: StorageConfig,
     ) -> None:
         self._partitions = partitions
         self._net = net
         self._wall_ms = wall_ms
         self._spawn = spawn
-        self._scrub_bytes_s = scrub_bytes_s
-        self._producer_idle_ms = producer_idle_ms
-        self._expire_s = min(EXPIRE_S, producer_idle_ms / 1000)
+        self._scrub_bytes_s = storage.scrub_bytes_s
+        self._producer_idle_ms = storage.producer_idle_ms
+        self._expire_s = min(EXPIRE_S, storage.producer_idle_ms / 1000)
         self._turn = 0
         self._scrubs = 0
         self._expired_at = net.loop.time()

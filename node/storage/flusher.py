@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from raftq.client.wire.errors import RaftqError, StorageError, StorageFailed
+from raftq.client.wire.errors import RaftqError, StorageFailed
 from raftq.node.storage.log import Log
 from raftq.node.storage.turns import Turns
 
 Targets = Sequence[tuple[Log, int]]
 Callback = Callable[[RaftqError | None], None]
-OnFailure = Callable[[Log, StorageError], None]
+OnFailure = Callable[[Log, Exception], None]
 
 
 class Flusher:

@@ -181,8 +181,8 @@ class Producers:
 
     @staticmethod
     def load(data: bytes, producers_max: int = PRODUCERS_MAX) -> "Producers":
-        """The dumped state; CorruptFile or UnknownFormat when that is not what this is. Of more than
-        `producers_max`, which may have been larger then, the last ones."""
+        """The dumped state; CorruptFile or UnknownFormat when that is not what this is. Of more
+        than `producers_max`, which may have been larger then, the last ones."""
         if len(data) < _HEAD.size or data[:4] != MAGIC:
             raise CorruptFile("this is no snapshot of producers")
         _, version, crc, end_offset, now_ms, count = _HEAD.unpack_from(data)

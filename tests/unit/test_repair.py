@@ -11,6 +11,7 @@ from raftq.client.wire.batch import encode, stamp
 from raftq.client.wire.errors import ConnectFailed, FencedEpoch, UnknownPartition
 from raftq.client.wire.node_messages import ReadReplica
 from raftq.cluster.topic_config import topic_config
+from raftq.node.config import StorageConfig
 from raftq.node.partition import Partition
 from raftq.node.place import Place
 from raftq.node.replica import Decided, Replica
@@ -41,7 +42,13 @@ class Member:
         self.partition: Partition
         self.open()
         self.tasks: list[asyncio.Task[None]] = []
-        self.upkeep = Upkeep(self, self, lambda: 1000, self.spawn, 1 << 20)  # type: ignore[arg-type]
+        self.upkeep = Upkeep(
+            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            lambda: 1000,
+            self.spawn,
+            StorageConfig(scrub_bytes_s=1 << 20),
+        )
 
     def open(self) -> None:
         log = Log.open(self.disk, "/p/data", CONFIG, 0)

@@ -12,6 +12,7 @@ from queuefakes import pause, run
 
 from raftq.client.wire.batch import encode
 from raftq.cluster.topic_config import topic_config
+from raftq.node.config import StorageConfig
 from raftq.node.queues.delay_line import DelayLine
 from raftq.node.upkeep import RETENTION_S, Upkeep
 
@@ -52,7 +53,7 @@ def wall_ms() -> int:
 
 def upkeep(home: Home) -> Upkeep:
     net: Any = SimpleNamespace(loop=asyncio.get_running_loop())
-    return Upkeep(home, net, wall_ms, lambda work: None, 0)  # type: ignore[arg-type]
+    return Upkeep(home, net, wall_ms, lambda work: None, StorageConfig(scrub_bytes_s=0))  # type: ignore[arg-type]
 
 
 def test_delayed_record_does_not_fire_twice_when_retention_takes_what_fired() -> None:

@@ -1,6 +1,7 @@
-"""A disk that fails to sync ends its node at once, and no producer hears of it.
+"""Clients do not hear of what ends by itself: directed runs of whole clusters.
 
-Directed runs of whole clusters: a sync in the background fails while nobody waits for it.
+A disk that fails to sync ends its node at once, also when nobody waits for that sync, and producers
+go on at the next leader. Who asks a node without a copy is told who leads.
 """
 
 import asyncio
