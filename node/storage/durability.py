@@ -84,14 +84,18 @@ class Durability:
         start_offset: int,
         sync_names: Callable[[], None] | None = None,
         readable_offset: int = 0,
+        named: bool = True,
     ) -> None:
-        """With `sync_names`, which syncs the log's directory, the log seals lazily."""
+        """With `sync_names`, which syncs the log's directory, the log seals lazily.
+
+        Not `named`: the active segment was started without a sync of its name, by a process that
+        ended before it had a reason for one."""
         self._checkpoint = checkpoint
         self._sync_names = sync_names
         self.unsynced: tuple[tuple[int, File], ...] = ()
         """(base offset, file) of sealed segments not known to be durable, oldest first."""
         # How many segments were started without a sync of their names, and of how many since.
-        self._unnamed = 0
+        self._unnamed = 0 if named else 1
         self._named = 0
         self._lock = threading.Lock()
         # Only heads of this generation count: a sync begun before a truncation must not vouch for

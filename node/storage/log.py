@@ -80,7 +80,8 @@ class Log(ReadableLog):
         sync_names = None if config.seal_sync else partial(disk.sync_directory, directory)
         readable = min(recovered.readable_offset, self.end_offset)
         self._durability = Durability(
-            recovered.checkpoint, self.end_offset, recovered.start_offset, sync_names, readable
+            *(recovered.checkpoint, self.end_offset, recovered.start_offset),
+            *(sync_names, readable, recovered.named),
         )
         slot = recovered.slot
         # A start that moved may have been written and not synced when the process was killed.

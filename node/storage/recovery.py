@@ -60,6 +60,8 @@ class Recovered:
     """The checkpoint as it is, when it says all that a new one would say."""
     readable_offset: int = 0
     """What the checkpoint says was readable; may be above the end of what is there now."""
+    named: bool = True
+    """Whether the name of the active segment is known to be durable."""
 
 
 def recover(disk: Disk, directory: str, config: LogConfig) -> Recovered:
@@ -85,6 +87,7 @@ class _Recovery:
         self._flushed_offset = slot.flushed_offset if slot is not None else 0
         self._segments = Segments(disk, directory, config)
         self._gaps: list[DamagedRange] = []
+        self._named = True
         self._report = RecoveryReport(clean=slot is not None and slot.clean)
 
     def run(self, checkpoint: CheckpointFile) -> Recovered:
@@ -112,7 +115,9 @@ class _Recovery:
         if self._slot is not None and self._slot.sure:
             # Otherwise a newer slot may be gone, of a truncation below what this one says.
             readable = self._slot.readable_offset
-        return Recovered(segments, self._gaps, start, checkpoint, self._report, slot, readable)
+        return Recovered(
+            *(segments, self._gaps, start, checkpoint, self._report, slot, readable, self._named)
+        )
 
     def _tidy(self) -> list[int]:
         """Remove leftovers; the base offsets of the segments that are there."""
@@ -268,10 +273,17 @@ class _Recovery:
         if position < size:
             self._rewrite(file, position, size)
         if position < size or self._report.truncated_bytes or not self._report.clean:
-            if self._is_settled(segment):
+            if not self._is_settled(segment):
+                file.sync()
+                self._disk.sync_directory(self._directory)
                 return
-            file.sync()
+        if size or slot is None or not slot.lazy:
+            return
+        # Whoever synced bytes of a segment synced its name as well; this one has none yet.
+        if self._segments.config.seal_sync:
             self._disk.sync_directory(self._directory)
+        else:
+            self._named = False  # the first sync takes it: an idle log must not wait for one here
 
     def _is_settled(self, segment: Segment) -> bool:
         """Whether the checkpoint vouches for all that is there, and nothing had to be done.

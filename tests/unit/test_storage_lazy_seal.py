@@ -3,8 +3,10 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
+from simdisk import SimDisk
 
 from raftq.client.wire.batch import encode_one
 from raftq.client.wire.errors import RaftqError
@@ -83,6 +85,58 @@ def test_a_sync_begun_before_a_lazy_roll_vouches_only_for_what_it_saw(lazy: Log)
     assert lazy.flushed_offset == 1
     lazy.sync()
     assert lazy.flushed_offset == lazy.end_offset
+
+
+@pytest.mark.parametrize("how", ["closed", "killed", "closed, then sealed with syncs"])
+def test_the_name_of_an_empty_segment_is_durable_before_what_is_written_to_it(how: str) -> None:
+    """
+    1. Everything is synced, the log is sealed by age: the next segment is there, its name may not
+       be durable, and no sync has a reason to care.
+    2. The process ends; the next one appends and syncs.
+    3. Power fails: what was synced is there.
+    """
+    disk = SimDisk(1)
+    log = Log.open(disk, "/log", LAZY, 0)
+    log.append(encode_one(b"old", 1000))
+    log.sync()
+    log.roll()
+    log.set_readable(1)
+    log.note_readable()  # the checkpoint knows the new segment now
+    if how == "killed":
+        disk = disk.kill()
+    else:
+        log.close()
+    config = LogConfig() if how == "closed, then sealed with syncs" else LAZY
+    log = Log.open(disk, "/log", config, 0)
+    log.append(encode_one(b"new", 1000))
+    log.sync()
+    assert log.flushed_offset == 2
+    for seed in range(20):
+        after = Log.open(disk.crash(Random(seed)), "/log", config, 0)
+        assert after.damaged == []
+        assert rows(after) == [(0, b"old"), (1, b"new")]
+
+
+def test_an_idle_log_with_an_empty_segment_opens_without_a_sync(tmp_path: Path) -> None:
+    """Most logs of a node are idle; the name waits until there is something to sync."""
+    path = str(tmp_path / "idle")
+    log = Log.open(CountingDisk(), path, LAZY, 0)
+    log.append(encode_one(b"x", 1000))
+    log.sync()
+    log.roll()
+    log.set_readable(1)
+    log.note_readable()
+    log.close(clean=False)
+    before = CountingFile.syncs
+    log = Log.open(CountingDisk(), path, LAZY, 0)
+    assert CountingFile.syncs == before
+    log.append(encode_one(b"y", 1000))
+    log.sync()
+    assert CountingFile.syncs == before + 1 + 1, "the segment and its name"
+    log.append(encode_one(b"z", 1000))
+    log.sync()
+    assert CountingFile.syncs == before + 3
+    log.close()
 
 
 @pytest.mark.parametrize("call", ["truncate", "truncate_prefix", "retain", "reset", "compact"])
