@@ -3,6 +3,7 @@
 RAFTQ_SIM_SEEDS=1000   that many seeds instead of each test's default
 RAFTQ_SIM_SEED=17      only this seed
 RAFTQ_SIM_POINT=42     only this crash point
+RAFTQ_SIM_POINTS=10    about so many crash points of a seed, for many seeds in little time
 """
 
 import os
@@ -22,6 +23,7 @@ def points(total: int, seed: int, points_max: int) -> Sequence[int]:
     """Crash points 1..total, or about `points_max` of them spread evenly from a random first."""
     if "RAFTQ_SIM_POINT" in os.environ:
         return [int(os.environ["RAFTQ_SIM_POINT"])]
+    points_max = int(os.environ.get("RAFTQ_SIM_POINTS", points_max))
     stride = -(-total // points_max)
     return range(1 + Random(f"points {seed}").randrange(stride), total + 1, stride)
 

@@ -2,32 +2,40 @@
 
     .venv/bin/python tests/sim/soak.py --kind cluster --first 0 --count 300 --jobs 2
 
-One line per failing seed, and a summary: what failed how often, and the time a seed takes. With
-`--profile` every seed of `cluster` runs in that profile of simplan.py, whatever it would draw. With
-`--text` only failures whose first line has the text are listed, the others are counted.
+A kind is a module of tests. One line per failing seed, and a summary: what failed how often, and the
+time a seed takes. With `--points 10` a seed crashes at about so many points instead of all, where a
+kind has crash points. With `--profile` every seed of `cluster` runs in that profile of simplan.py,
+whatever it would draw. With `--text` only failures whose first line has the text are listed, the
+others are counted.
 """
 
 import argparse
 import importlib
 import multiprocessing
+import os
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
 from pathlib import Path
+from types import ModuleType
 
 KINDS = {
     "cluster": "test_cluster_sim",
     "strands": "test_strands_sim",
     "queue": "test_queue_cluster_sim",
     "group": "test_group_cluster_sim",
-}
-TESTS = {
-    "cluster": "test_a_cluster_survives_its_faults",
-    "strands": "test_strands_survive_the_faults_of_their_cluster",
-    "queue": "test_queues_survive_the_faults_of_their_cluster",
-    "group": "test_groups_survive_the_faults_of_their_cluster",
+    "groups": "test_groups_sim",
+    "recovery": "test_recovery_sim",
+    "consensus": "test_consensus_schedules",
+    "log": "test_log_crashes",
+    "damage": "test_log_damage",
+    "replica": "test_log_replica_crashes",
+    "threads": "test_log_threads",
+    "queue-crashes": "test_queue_crashes",
 }
 LINE_CHARS = 230
 
@@ -36,20 +44,40 @@ Outcome = tuple[int, str, float]
 """The seed, how it failed ("": it did not), and the seconds of CPU it took."""
 
 
+def calls(module: ModuleType, seed: int, profile: str | None) -> Iterator[Callable[[], object]]:
+    """What runs for one seed: the module's `simulate`, or else each of its tests that has seeds."""
+    if hasattr(module, "simulate"):
+        yield partial(module.simulate, seed, *([] if profile is None else [profile]))
+        return
+    for name, test in vars(module).items():
+        marks = getattr(test, "pytestmark", []) if name.startswith("test_") else []
+        axes = {mark.args[0]: mark.args[1] for mark in marks if mark.name == "parametrize"}
+        if axes.pop("seed", None) is not None:
+            for values in product(*axes.values()):
+                yield partial(test, seed=seed, **dict(zip(axes, values, strict=True)))
+
+
 def run_one(job: Job) -> Outcome:
     kind, seed, profile = job
     module = importlib.import_module(KINDS[kind])
     began = time.process_time()
     try:
-        if profile is None:
-            module.simulate(seed)
-        else:
-            module.simulate(seed, profile)
-    except Exception as error:
-        while isinstance(error, ExceptionGroup):
-            error = error.exceptions[0]
-        lines = str(error).splitlines() or [""]
-        return seed, f"{type(error).__name__} {lines[0]}"[:LINE_CHARS], time.process_time() - began
+        for call in calls(module, seed, profile):
+            call()
+    except KeyboardInterrupt:
+        raise
+    except (
+        BaseException
+    ) as error:  # a simulated crash and a failed `pytest.raises` are no Exception
+        found = error
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        lines = str(found).splitlines() or [""]
+        notes = [
+            one for one in getattr(found, "__notes__", []) if "point" in one and "=" not in one
+        ]
+        text = " ".join([type(found).__name__, lines[0], *notes])
+        return seed, text[:LINE_CHARS], time.process_time() - began
     return seed, "", time.process_time() - began
 
 
@@ -63,9 +91,10 @@ def run_all(jobs: list[Job], processes: int) -> Iterator[Outcome]:
 
 
 def _prepare() -> None:
-    here = str(Path(__file__).parent)
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    here = Path(__file__).parent
+    for folder in (str(here.parent / "fakes"), str(here)):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
 
 
 def family(text: str) -> str:
@@ -81,6 +110,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--profile", help="of simplan.py, for --kind cluster")
+    parser.add_argument("--points", help="crash points of a seed, for kinds that have some")
     parser.add_argument("--text", default="", help="list only failures with this text")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     return parser.parse_args()
@@ -89,6 +119,8 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     given = arguments()
     _prepare()
+    if given.points is not None:
+        os.environ["RAFTQ_SIM_POINTS"] = given.points  # also for the processes started here
     jobs = [(given.kind, given.first + at, given.profile) for at in range(given.count)]
     began, done, cpu = time.monotonic(), 0, 0.0
     slowest = (0.0, 0)
@@ -115,8 +147,8 @@ def main() -> int:
     if failed:
         profile = "" if given.profile is None else f" RAFTQ_SIM_PROFILE={given.profile}"
         sys.stdout.write(
-            f"replay: RAFTQ_SIM_SEED=N{profile} .venv/bin/python -m pytest tests/sim -k "
-            f"{TESTS[given.kind]}\n"
+            f"replay: RAFTQ_SIM_SEED=N{profile} .venv/bin/python -m pytest "
+            f"tests/sim/{KINDS[given.kind]}.py\n"
         )
     return 1 if failed else 0
 

@@ -1,13 +1,11 @@
 """Clusters under random loss, delay, reorder, reconnects, crashes at writes and full stops."""
 
 import hashlib
-import os
 
 import pytest
 from raftsim import Sim
+from replay import replayable, seeds
 from simdisk import SimDisk
-
-SEEDS = int(os.environ.get("RAFTQ_SIM_SEEDS", "40"))
 
 
 def disturb(sim: Sim) -> None:
@@ -77,11 +75,11 @@ def run(seed: int) -> Sim:
     return sim
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_no_acknowledged_command_is_lost_or_applied_twice_under(seed: int) -> None:
-    """Replay one: RAFTQ_SIM_SEEDS=<seed + 1> pytest <this file> -k 'under[<seed>]'"""
-    sim = run(seed)
-    assert sim.acknowledged, "the cluster did something"
+    with replayable("applied_twice_under", seed):
+        sim = run(seed)
+        assert sim.acknowledged, "the cluster did something"
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:
@@ -96,7 +94,7 @@ def test_the_schedules_reach_compaction_snapshots_and_crashes() -> None:
     assert all(node.journal.base_index > 1 for sim in sims for node in sim.nodes.values())
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5))
 def test_a_voter_that_lost_its_disk_is_brought_back_without_loss(seed: int) -> None:
     sim = Sim(seed)
     sim.run(4.0, work=40)

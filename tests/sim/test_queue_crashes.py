@@ -11,8 +11,10 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
+from unittest.mock import patch
 
 import pytest
+from replay import replayable, seeds
 from simdisk import SimCrash, SimDisk
 
 from raftq.client.wire.errors import DiskFull
@@ -23,10 +25,9 @@ from raftq.node.embedded.queue import Queue
 from raftq.node.storage.flusher import Flusher
 from raftq.node.storage.log import Log
 
-SEEDS = int(os.environ.get("RAFTQ_SIM_SEEDS", "25"))
 # Seeds that once failed: a settled message or a redriven dead letter came back at another offset
 # after a power cut.
-FOUND_SEEDS = (31, 32, 85)
+FOUND_SEEDS = () if {"RAFTQ_SIM_SEED", "RAFTQ_SIM_SEEDS"} & {*os.environ} else (31, 32, 85)
 START = 1_700_000_000.0
 LANES = ("critical", "high", "normal", "low", "background")
 
@@ -371,24 +372,20 @@ def scenario(seed: int, fsync: str, crash_at: int | None, power: bool) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("power", [True, False], ids=["power_cut", "process_kill"])
 @pytest.mark.parametrize("fsync", ["always", "none"])
-def test_queue_survives_a_crash_at_every_operation(
-    fsync: str, power: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("seed", [*seeds(25), *FOUND_SEEDS])
+def test_queue_survives_a_crash_at_every_operation(seed: int, fsync: str, power: bool) -> None:
     """See the steps at the top of the file."""
-    monkeypatch.setattr(delays, "COMPACT_BYTES_MIN", 0)
-    only = os.environ.get("RAFTQ_SIM_SEED")
-    seeds = [*range(SEEDS), *FOUND_SEEDS] if only is None else [int(only)]
-    for seed in seeds:
+    with (
+        replayable("test_queue_survives_a_crash_at_every_operation", seed),
+        patch.object(delays, "COMPACT_BYTES_MIN", 0),
+    ):
         operations = scenario(seed, fsync, None, power)
-        stride = max(1, operations // 60)
+        stride = max(1, operations // int(os.environ.get("RAFTQ_SIM_POINTS", "60")))
         for crash_at in range(1 + seed % stride, operations + 1, stride):
             try:
                 scenario(seed, fsync, crash_at, power)
             except Exception as error:
-                error.add_note(
-                    f"seed {seed} crash_at {crash_at} fsync {fsync} power {power}; replay with "
-                    f"RAFTQ_SIM_SEED={seed}"
-                )
+                error.add_note(f"crash point {crash_at} fsync {fsync} power {power}")
                 raise
 
 
