@@ -2,11 +2,11 @@
 
     .venv/bin/python tests/sim/soak.py --kind cluster --first 0 --count 300 --jobs 2
 
-A kind is a module of tests. One line per failing seed, and a summary: what failed how often, and the
-time a seed takes. With `--points 10` a seed crashes at about so many points instead of all, where a
-kind has crash points. With `--profile` every seed of `cluster` runs in that profile of simplan.py,
-whatever it would draw. With `--text` only failures whose first line has the text are listed, the
-others are counted.
+A kind is a module of tests. One line per failing seed, and a summary: what failed how often, and
+the time a seed takes. With `--points 10` a seed crashes at about so many points instead of all, if
+a kind has crash points. With `--profile` every seed of `cluster` runs in that profile of
+simplan.py, whatever it would draw. With `--text` only failures whose first line has the text are
+listed, the others are counted.
 """
 
 import argparse
