@@ -174,6 +174,12 @@ async def expansion_under_a_long_split(cluster: SimCluster, copies: int) -> None
         await split.wait()
     await asyncio.sleep(12.0)
     assert partition(cluster).leader == back, "the schedule is not the one that is meant"
+    copy, other = nodes[leader].copy_of(KEY), nodes[back].copy_of(KEY)
+    assert copy is not None
+    assert other is not None
+    assert back not in copy.replica.decided.isr, "the leader has heard of it in spite of the split"
+    # Whether it is lost in the end also depends on who leads after the split.
+    assert copy.replica.high_watermark <= other.log.end_offset
     acknowledged = dict(sending.acknowledged)
     assert acknowledged
     network.heal_all()
