@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 TESTS ?=
 SEEDS ?= 1000
 
-.PHONY: setup demo test sim check format chaos bench clean types tools try-tools
+.PHONY: setup demo test test-all sim check format chaos bench clean types tools try-tools
 
 setup: $(STAMP)
 
@@ -34,10 +34,14 @@ try-tools: $(STAMP)
 	echo "SKIPPED. Install Go or put toxiproxy-server into PATH, then make tools." >&2; \
 	echo "======================================================================" >&2; }
 
+# Some of every kind, for each change; the slowest are told, for whoever made `make test` slow.
 test: $(STAMP) try-tools
-	@$(BIN)/python -m pytest -n auto --dist worksteal $(TESTS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not full" --durations 10 $(TESTS)
 
-# Logs and queue under simulated crashes, damage and full disks, with more seeds than `make test`.
+test-all: $(STAMP) try-tools
+	@$(BIN)/python -m pytest -n auto --dist worksteal --durations 10 $(TESTS)
+
+# Logs and queue under simulated crashes, damage and full disks, with more seeds than `make test-all`.
 sim: $(STAMP)
 	@RAFTQ_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest -n auto tests/sim $(TESTS)
 

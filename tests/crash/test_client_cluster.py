@@ -13,8 +13,6 @@ from raftq import aio
 from raftq.client.wire.errors import FencedGeneration, LeaseLost, RequestTimeout
 from raftq.node.local_cluster import LocalCluster
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:

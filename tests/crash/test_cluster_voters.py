@@ -18,7 +18,6 @@ from raftq.node.config import Address
 from raftq.node.local_cluster import LocalCluster
 from raftq.node.local_ports import free_ports
 
-pytestmark = pytest.mark.slow
 REFUSED = "cannot be changed by editing the settings"
 
 

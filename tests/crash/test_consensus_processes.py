@@ -59,7 +59,6 @@ def restart(cluster: Cluster) -> None:
         cluster.tell(one, "work 5")
 
 
-@pytest.mark.slow
 def test_kills_pauses_and_full_stops_lose_nothing_and_apply_nothing_twice(
     cluster: Cluster,
 ) -> None:

@@ -14,7 +14,6 @@ from openapi_check import conforms, operations
 
 from raftq.node.local_cluster import LocalCluster
 
-pytestmark = pytest.mark.slow
 ERROR = {"$ref": "#/components/schemas/Error"}
 
 

@@ -143,7 +143,6 @@ def _drain(directory: str, history: History) -> Counter[int]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fsync", ["always", "interval"])
 def test_killed_processes_lose_nothing_and_repeat_no_acknowledged_ack(
     tmp_path: Path, fsync: str

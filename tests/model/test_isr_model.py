@@ -50,7 +50,6 @@ def without(rule: str) -> Found:
     return explore(Model(Scope(*WITHOUT[rule]), frozenset(RULES) - {rule}), 200_000)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SCOPES, *(DEEPER if DEEP else ())])
 def test_nothing_is_lost_and_everything_comes_to_rest_with_all_rules(name: str) -> None:
     found = explore(Model((SCOPES | DEEPER)[name]), 50_000_000 if DEEP else 250_000)
@@ -58,7 +57,6 @@ def test_nothing_is_lost_and_everything_comes_to_rest_with_all_rules(name: str) 
     assert found.states > 10_000, "a scope in which hardly anything happens shows nothing"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", WITHOUT)
 def test_each_rule_is_needed(rule: str) -> None:
     found = without(rule)
@@ -74,7 +72,6 @@ def test_the_shortest_way_to_a_loss_is_told_in_words() -> None:
     ]
 
 
-@pytest.mark.slow
 def test_deleting_without_confirmation_loses_copies_but_nothing_acknowledged() -> None:
     scope = Scope(Left(records=1, proposals=1, moves=2))
     assert not explore(Model(scope, frozenset(RULES) - {"confirmed"}), 100_000).problem
@@ -88,7 +85,6 @@ def test_a_process_vouches_for_the_log_it_found_only_when_that_is_synced() -> No
     assert LOST in found.problem, str(found)
 
 
-@pytest.mark.slow
 def test_nobody_is_moved_away_while_the_longest_copy_is_looked_for() -> None:
     """A second move puts out what the first one had not brought in sync: that may be it."""
     scope = SCOPES["a lost disk and two moves"]._replace(moves_wait=False)
@@ -96,7 +92,6 @@ def test_nobody_is_moved_away_while_the_longest_copy_is_looked_for() -> None:
     assert LOST in found.problem, str(found)
 
 
-@pytest.mark.slow
 def test_random_ways_through_more_than_can_be_visited() -> None:
     for seed in range(20_000 if DEEP else 200):
         scope = Scope(MUCH, 1 + seed % 2, NODES if seed % 4 < 2 else BEHIND)

@@ -1,5 +1,7 @@
 """Which seeds and crash points a simulation runs, and how a failure says how to repeat it.
 
+A tenth of the seeds, and at least one, runs in `make test`; all of them in `make test-all`.
+
 RAFTQ_SIM_SEEDS=1000   that many seeds instead of each test's default
 RAFTQ_SIM_SEED=17      only this seed
 RAFTQ_SIM_POINT=42     only this crash point
@@ -10,13 +12,42 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
+from typing import Any
+
+import pytest
+
+SMALL_SHARE = 10
 
 
-def seeds(default: int) -> Sequence[int]:
-    """Seeds of one test; `default` is its share of the time of a normal run."""
+def seeds(default: int, found: Sequence[int] = ()) -> list[Any]:
+    """Seeds as parameters of one test; `default` is its share of the time of `make test-all`.
+
+    Those that have `found` a mistake once run in every size.
+    """
+    numbers = _numbers(default)
+    params = [_sized(one, one, default) for one in numbers if one not in found]
+    is_single = "RAFTQ_SIM_SEED" in os.environ
+    return params + [pytest.param(one) for one in found if not is_single or one in numbers]
+
+
+def seed_groups(default: int, each: int) -> list[Any]:
+    """The same in groups: each is one test, so that short runs spread over the processors."""
+    numbers = _numbers(default)
+    groups = [numbers[at : at + each] for at in range(0, len(numbers), each)]
+    return [_sized(list(one), one[0], default, f"{one[0]}-{one[-1]}") for one in groups]
+
+
+def _numbers(default: int) -> Sequence[int]:
     if "RAFTQ_SIM_SEED" in os.environ:
         return [int(os.environ["RAFTQ_SIM_SEED"])]
     return range(int(os.environ.get("RAFTQ_SIM_SEEDS", default)))
+
+
+def _sized(value: Any, first: int, default: int, name: str | None = None) -> Any:
+    """A seed that was asked for is never left out."""
+    is_asked = "RAFTQ_SIM_SEED" in os.environ or "RAFTQ_SIM_SEEDS" in os.environ
+    is_small = is_asked or first * SMALL_SHARE < default
+    return pytest.param(value, marks=() if is_small else pytest.mark.full, id=name)
 
 
 def points(total: int, seed: int, points_max: int) -> Sequence[int]:

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 from clusterchecks import Invariants
-from replay import replayable, seeds
+from replay import replayable, seed_groups
 from simcluster import SimCluster, make_plan
 from simfaults import Faults
 from simmembers import GroupWorkload
@@ -71,13 +71,7 @@ def simulate(seed: int) -> SimCluster:
     return cluster
 
 
-def chunks() -> list[list[int]]:
-    """Seeds in small groups: each is one test, so that they spread over the processors."""
-    wanted = list(seeds(20))
-    return [wanted[at : at + SEEDS_PER_TEST] for at in range(0, len(wanted), SEEDS_PER_TEST)]
-
-
-@pytest.mark.parametrize("group", chunks(), ids=lambda group: f"{group[0]}-{group[-1]}")
+@pytest.mark.parametrize("group", seed_groups(20, SEEDS_PER_TEST))
 def test_groups_survive_the_faults_of_their_cluster(group: list[int]) -> None:
     for seed in group:
         with replayable("test_groups_survive_the_faults_of_their_cluster", seed):

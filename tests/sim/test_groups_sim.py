@@ -11,18 +11,13 @@ from pathlib import Path
 
 import pytest
 from groupsim import simulate
-from replay import replayable, seeds
+from replay import replayable, seed_groups
 
 SEEDS_PER_TEST = 25
 TEST = "test_no_partition_has_two_owners_and_the_group_comes_to_rest"
 
 
-def chunks() -> list[list[int]]:
-    wanted = list(seeds(300))
-    return [wanted[at : at + SEEDS_PER_TEST] for at in range(0, len(wanted), SEEDS_PER_TEST)]
-
-
-@pytest.mark.parametrize("group", chunks(), ids=lambda group: f"{group[0]}-{group[-1]}")
+@pytest.mark.parametrize("group", seed_groups(300, SEEDS_PER_TEST))
 def test_no_partition_has_two_owners_and_the_group_comes_to_rest(group: list[int]) -> None:
     takeovers = moves = 0
     for seed in group:
@@ -51,7 +46,7 @@ def test_the_same_seed_gives_the_same_trace() -> None:
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=True,
         )
         assert found.stdout.strip() == mine

@@ -7,7 +7,6 @@
    after, and drained. What it gives is compared with what was confirmed before the crash.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
@@ -369,10 +368,9 @@ def scenario(seed: int, fsync: str, crash_at: int | None, power: bool) -> int:
     return operations
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("power", [True, False], ids=["power_cut", "process_kill"])
 @pytest.mark.parametrize("fsync", ["always", "none"])
-@pytest.mark.parametrize("seed", [*seeds(25), *FOUND_SEEDS])
+@pytest.mark.parametrize("seed", seeds(25, FOUND_SEEDS))
 def test_queue_survives_a_crash_at_every_operation(seed: int, fsync: str, power: bool) -> None:
     """See the steps at the top of the file."""
     with (

@@ -11,7 +11,7 @@ import sys
 import pytest
 from clusterchecks import Invariants, check_replicas
 from history import judge
-from replay import replayable, seeds
+from replay import replayable, seed_groups
 from simcluster import SimCluster, make_plan
 from simfaults import Faults
 from simstrands import Strands
@@ -87,12 +87,7 @@ def simulate(seed: int) -> tuple[SimCluster, Strands]:
     return cluster, strands
 
 
-def chunks() -> list[list[int]]:
-    wanted = list(seeds(40))
-    return [wanted[at : at + SEEDS_PER_TEST] for at in range(0, len(wanted), SEEDS_PER_TEST)]
-
-
-@pytest.mark.parametrize("group", chunks(), ids=lambda group: f"{group[0]}-{group[-1]}")
+@pytest.mark.parametrize("group", seed_groups(40, SEEDS_PER_TEST))
 def test_strands_survive_the_faults_of_their_cluster(group: list[int]) -> None:
     for seed in group:
         with replayable("test_strands_survive_the_faults_of_their_cluster", seed):

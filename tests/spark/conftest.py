@@ -38,7 +38,6 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
     for item in items:
         if here in Path(item.path).parents:
             item.add_marker(pytest.mark.spark)
-            item.add_marker(pytest.mark.slow)
             if REASON and "session" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.skip(reason=f"NO SPARK HERE: {REASON}"))
 

@@ -98,7 +98,6 @@ def test_the_largest_offset_fits() -> None:
     assert to_arrow(decode(data)).column("offset").to_pylist() == [2**63 - 3, 2**63 - 2]
 
 
-@pytest.mark.slow
 def test_damaged_columns_never_reach_arrow() -> None:
     rng = Random(20_240_604)
     batches = list(GOLDEN.values())

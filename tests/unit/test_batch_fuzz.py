@@ -105,7 +105,6 @@ def repaired(data: bytes, rng: Random) -> bytes:
     return bytes(out)
 
 
-@pytest.mark.slow
 def test_damage_that_checksums_see_is_always_refused() -> None:
     rng = Random(20_240_601)
     batches = list(GOLDEN.values())
@@ -125,7 +124,6 @@ def test_damage_that_checksums_see_is_always_refused() -> None:
         pytest.fail(f"case {case}: damage was not seen in {bad.hex()}")
 
 
-@pytest.mark.slow
 def test_damage_under_right_checksums_is_refused_or_decodes_cleanly() -> None:
     rng = Random(20_240_602)
     batches = list(GOLDEN.values())
@@ -156,7 +154,6 @@ def test_damage_under_right_checksums_is_refused_or_decodes_cleanly() -> None:
     assert answers["UnknownFormat"] > 50, answers
 
 
-@pytest.mark.slow
 def test_damaged_small_batches_never_allocate_much() -> None:
     rng = Random(20_240_603)
     batches = list(GOLDEN.values())

@@ -125,7 +125,6 @@ def test_a_batch_over_the_limit_on_records_is_too_large() -> None:
         encode([b""] * (RECORDS_MAX + 1))
 
 
-@pytest.mark.slow
 def test_a_batch_at_the_limit_on_records_is_read_back_with_null_keys() -> None:
     keys: list[bytes | None] = [None, b""] * (RECORDS_MAX // 2)
     assert decode(encode([b""] * RECORDS_MAX, keys)).keys() == keys

@@ -31,7 +31,6 @@ def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     return directory, json.loads((directory / "results.json").read_text())
 
 
-@pytest.mark.slow
 def test_smoke_run_reports_every_cheap_figure_with_every_field(
     smoke_run: tuple[Path, dict[str, Any]],
 ) -> None:
@@ -52,7 +51,6 @@ def test_smoke_run_reports_every_cheap_figure_with_every_field(
             assert isinstance(result["passed"], bool)
 
 
-@pytest.mark.slow
 def test_smoke_run_leaves_nothing_but_its_results(
     smoke_run: tuple[Path, dict[str, Any]],
 ) -> None:
@@ -60,7 +58,6 @@ def test_smoke_run_leaves_nothing_but_its_results(
     assert [path.name for path in directory.iterdir()] == ["results.json"]
 
 
-@pytest.mark.slow
 def test_every_side_of_a_figure_is_measured_for_as_long_as_was_asked(
     smoke_run: tuple[Path, dict[str, Any]],
 ) -> None:

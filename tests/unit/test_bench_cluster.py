@@ -74,7 +74,6 @@ def test_quantiles_are_taken_from_the_samples() -> None:
     assert quantile([7.0], 0.99) == 7
 
 
-@pytest.mark.slow
 def test_the_baseline_writes_every_frame_to_every_file(tmp_path: Path) -> None:
     frame = bytes(range(256)) * 16
     with bare_nodes(tmp_path, 3) as port:
@@ -94,7 +93,6 @@ def test_the_baseline_writes_every_frame_to_every_file(tmp_path: Path) -> None:
         assert written == frame * frames
 
 
-@pytest.mark.slow
 def test_the_baseline_reads_as_many_frames_as_it_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +104,6 @@ def test_the_baseline_reads_as_many_frames_as_it_asks_for(
     assert count % 10 == 0
 
 
-@pytest.mark.slow
 def test_a_figure_is_measured_on_a_cluster_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

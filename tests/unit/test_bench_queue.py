@@ -58,7 +58,6 @@ def test_a_partition_pauses_from_its_last_record_here_to_its_first_there() -> No
     assert pauses(seen) == {0: 0.5}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "figure", ["queue lease-ack", "queue latency", "queue delays", "groups join"]
 )

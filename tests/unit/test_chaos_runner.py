@@ -13,8 +13,6 @@ from raftq.chaos.scenario import Scenario, Step
 from raftq.chaos.scene import Scene
 from raftq.client.tasks import pause
 
-pytestmark = pytest.mark.slow
-
 
 class NotedLinks:
     def __init__(self, notes: list[str]) -> None:

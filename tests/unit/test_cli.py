@@ -147,7 +147,6 @@ def test_looking_leaves_messages_groups_and_dead_letters_as_they_are(directory):
         assert after[name] == before[name], name
 
 
-@pytest.mark.slow
 def test_looking_does_not_bury_what_a_dead_process_had_leased(directory):
     code = (
         "import os, sys; from raftq import Queue; q = Queue.open(sys.argv[1], max_deliveries=9);"
@@ -363,7 +362,6 @@ def test_unknown_options_and_counts_below_one_are_usage_errors(directory):
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
 def test_a_queue_held_by_another_process_names_it(directory):
     code = (
         "import sys; from raftq import Queue; q = Queue.open(sys.argv[1]);"
@@ -380,7 +378,6 @@ def test_a_queue_held_by_another_process_names_it(directory):
     assert run("stats", directory).exit_code == 0
 
 
-@pytest.mark.slow
 def test_a_real_process_takes_and_prints_raw_bytes(tmp_path):
     path = str(tmp_path / "q")
     done = process("queue", "enqueue", path, "-", input=b"a\n" + BINARY + b"\n")
@@ -391,7 +388,6 @@ def test_a_real_process_takes_and_prints_raw_bytes(tmp_path):
     assert values == ["a", base64.b64encode(BINARY).decode()]
 
 
-@pytest.mark.slow
 def test_a_real_process_reports_an_error_without_a_traceback(tmp_path):
     done = process("queue", "stats", str(tmp_path / "none"))
     assert done.returncode == 2
@@ -407,7 +403,6 @@ IN_FOREGROUND = (
 )
 
 
-@pytest.mark.slow
 def test_follow_shows_a_delayed_message_when_it_is_due_and_ctrl_c_ends_it_quietly(tmp_path):
     path = str(tmp_path / "q")
     with Queue.open(path) as queue:
@@ -429,7 +424,6 @@ def test_follow_shows_a_delayed_message_when_it_is_due_and_ctrl_c_ends_it_quietl
     assert run_json("stats", path)["pending"] == 2
 
 
-@pytest.mark.slow
 def test_a_reader_that_leaves_the_pipe_ends_dequeue_without_losing_a_message(tmp_path):
     path = str(tmp_path / "q")
     with Queue.open(path) as queue:

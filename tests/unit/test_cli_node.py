@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from raftq.node.cli import app
 
-pytestmark = pytest.mark.slow
 RUNNER = CliRunner()
 
 

@@ -235,7 +235,6 @@ print("done", flush=True)
 """
 
 
-@pytest.mark.slow
 def test_forks_are_refused_and_an_unclosed_client_does_not_keep_a_process(served: Served) -> None:
     (log,) = served.call(served.cluster.add_topic, "t", 1)
     ended = subprocess.run(

@@ -144,7 +144,6 @@ async def storm(seed: int) -> None:
             assert cluster.queue(*key).stored["g"] == cluster.topics[key[0]][key[1]].end
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_what_holds_in_a_storm(seed: int) -> None:
     simulate(storm(seed), seed, seconds_max=3_000)

@@ -152,7 +152,6 @@ async def storm(seed: int) -> None:
             assert (group.settled.prefix, group.in_flight) == (log.end, 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_what_holds_in_a_storm(seed: int) -> None:
     simulate(storm(seed), seed, seconds_max=3_000)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 
-import pytest
 from typer.testing import CliRunner
 
 from raftq.node.cli import app
@@ -24,7 +23,6 @@ def lines(*arguments: str, stdin: bytes | None = None) -> list:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.slow
 def test_three_nodes_in_one_command_survive_a_kill_without_losing_a_record(tmp_path):
     """
     1. `raftq cluster up`; a topic with three replicas; 500 records.
@@ -75,7 +73,6 @@ def test_three_nodes_in_one_command_survive_a_kill_without_losing_a_record(tmp_p
     assert not any(command_line(one) for one in pids)
 
 
-@pytest.mark.slow
 def test_a_cluster_that_was_stopped_or_killed_whole_comes_back_with_its_records(tmp_path):
     with LocalCluster(tmp_path / "c", 3) as cluster:
         reach = ("-b", cluster.bootstrap)

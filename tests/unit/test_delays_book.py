@@ -167,7 +167,6 @@ def test_random_life_of_a_book_agrees_with_a_list(seed: int) -> None:
         assert all(book.place(one) == place[one] for one in pending)
 
 
-@pytest.mark.slow
 def test_memory_of_pending_records_is_bounded() -> None:
     tracemalloc.start()
     book = loaded()

@@ -164,7 +164,6 @@ class Partition:
         assert fired == sorted(offset for offset in self.deliver_at if offset not in self.cancelled)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed_base", range(0, 400, 100))
 def test_no_record_is_early_lost_twice_or_seen_after_cancel_across_crashes(seed_base: int) -> None:
     for seed in range(seed_base, seed_base + 100):

@@ -78,7 +78,6 @@ def test_clock_that_goes_back_keeps_what_is_no_longer_due() -> None:
     assert len(wheel) == 8_900
 
 
-@pytest.mark.slow
 def test_a_million_timers_never_keep_anybody_waiting() -> None:
     """1. A million timers over 50 s, added far ahead. 2. Ticks of 10 ms with a little work each.
     3. No call takes long, though all of them pass through the levels."""

@@ -380,7 +380,6 @@ def test_snapshot_of_a_newer_version_is_told_apart_from_damage() -> None:
         DelaySchedule.restore(crafted([9, 9, 0, 0, 0], [], version=2), NOW_MS)
 
 
-@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(
     st.one_of(
@@ -404,7 +403,6 @@ def test_any_bytes_are_either_a_sound_snapshot_or_refused(data: bytes) -> None:
     assert len(due) == len(set(due)) == schedule.pending_count
 
 
-@pytest.mark.slow
 def test_pending_record_takes_less_than_150_bytes_and_restores_in_microseconds() -> None:
     rng = random.Random(1)
     count = 100_000

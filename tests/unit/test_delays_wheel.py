@@ -228,7 +228,6 @@ def test_jump_of_years_over_empty_slots_is_fast() -> None:
     assert [timer_id for _, timer_id in wheel.advance(NOW_MS + 3 * years_ms)] == [100]
 
 
-@pytest.mark.slow
 def test_hundred_thousand_timers_take_less_than_24_bytes_each() -> None:
     rng = random.Random(1)
     count = 100_000
@@ -270,7 +269,6 @@ def advance_in_portions(wheel: TimerWheel, now_ms: int) -> list[tuple[int, int]]
         handed_out += portion
 
 
-@pytest.mark.slow
 @settings(deadline=None, max_examples=400)
 @given(start_ms=st.integers(0, 2**41), actions=st.lists(ACTIONS, max_size=60))
 def test_wheel_agrees_with_a_sorted_list(start_ms: int, actions: list[tuple[str, int]]) -> None:

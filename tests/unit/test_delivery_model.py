@@ -390,7 +390,6 @@ OPERATIONS, WEIGHTS = zip(
 )
 
 
-@pytest.mark.slow
 def test_random_operations_agree_with_the_naive_model():
     """1. Run many seeds. 2. Require that the interesting things happened, and often."""
     met: Counter[str] = Counter()

@@ -191,7 +191,6 @@ def test_nothing_checked_is_not_a_pass():
     assert verdict([]) == (False, "FAILED: nothing was checked")
 
 
-@pytest.mark.slow
 def test_the_demo_kills_a_writer_loses_nothing_and_leaves_no_files(tmp_path):
     command = [sys.executable, "-m", "raftq.node.demo", "--messages", "5000", "--seed", "11"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}

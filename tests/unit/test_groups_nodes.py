@@ -219,7 +219,6 @@ async def three_nodes(directory: Path) -> AsyncIterator[dict[int, Node]]:
         yield {node.node_id: node for node in nodes}
 
 
-@pytest.mark.slow
 def test_another_node_takes_over_the_groups_of_one_that_dies(tmp_path: Path) -> None:
     """
     1. Two members share eight partitions; any node says who coordinates, others say NotLeader.
@@ -275,7 +274,6 @@ async def coordinator_of(connection: Connection, not_this: int | None = None) ->
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.slow
 def test_two_hundred_members_settle(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with one_node(tmp_path) as (node, connection):

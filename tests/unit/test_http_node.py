@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 from realnode import connect, run, running
 
 from raftq.client.wire.queue_messages import ReadOffset, ReadOffsets
 from raftq.node.config import Address
-
-pytestmark = pytest.mark.slow
 
 
 class Caller:

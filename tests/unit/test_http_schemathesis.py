@@ -26,8 +26,6 @@ from schemathesis.specs.openapi.checks import (
 
 from raftq.node.http.kinds import DURATION_FORMAT
 
-pytestmark = pytest.mark.slow
-
 EXAMPLES = {GenerationMode.POSITIVE: 8, GenerationMode.NEGATIVE: 5}
 CHECKS = [
     not_a_server_error,

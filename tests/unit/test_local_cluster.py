@@ -86,7 +86,6 @@ def answers(address: str) -> bool:
         return one.connect_ex((host, int(port))) == 0
 
 
-@pytest.mark.slow
 def test_every_node_is_a_process_told_of_in_cluster_json(make):
     with make(3) as cluster:
         told = json.loads(Path(cluster.files.cluster).read_text())["nodes"]
@@ -101,7 +100,6 @@ def test_every_node_is_a_process_told_of_in_cluster_json(make):
     assert not any(command_line(one["pid"]) for one in told)
 
 
-@pytest.mark.slow
 def test_a_killed_node_comes_back_under_its_address_with_another_pid(make):
     with make() as cluster:
         before = cluster.addresses(2)
@@ -121,7 +119,6 @@ def test_a_killed_node_comes_back_under_its_address_with_another_pid(make):
             cluster.restart(2)
 
 
-@pytest.mark.slow
 def test_stop_pause_and_resume_reach_the_process(make):
     with make() as cluster:
         pid = cluster.pid(1)
@@ -135,7 +132,6 @@ def test_stop_pause_and_resume_reach_the_process(make):
         assert cluster.is_running(2)
 
 
-@pytest.mark.slow
 def test_a_node_that_dies_by_itself_is_reported_once(make):
     with make() as cluster:
         assert cluster.died() == []
@@ -145,7 +141,6 @@ def test_a_node_that_dies_by_itself_is_reported_once(make):
         assert cluster.died() == []
 
 
-@pytest.mark.slow
 def test_a_node_that_ends_at_its_start_says_why(make):
     cluster = make(mode="broken 2")
     with pytest.raises(InternalError, match=r"node 2 .* the disk is on fire"), cluster:
@@ -153,7 +148,6 @@ def test_a_node_that_ends_at_its_start_says_why(make):
     assert not cluster.is_running(1)
 
 
-@pytest.mark.slow
 def test_a_port_that_was_taken_meanwhile_is_chosen_again(make):
     cluster = make(mode="clash 2")
     cluster.start()
@@ -163,7 +157,6 @@ def test_a_port_that_was_taken_meanwhile_is_chosen_again(make):
     assert answers(cluster.addresses(1).native)
 
 
-@pytest.mark.slow
 def test_a_node_that_is_never_ready_is_an_error_in_time(make):
     cluster = make(1, mode="slow")
     cluster.start()
@@ -171,7 +164,6 @@ def test_a_node_that_is_never_ready_is_an_error_in_time(make):
         cluster.wait_ready(0.2)
 
 
-@pytest.mark.slow
 def test_close_kills_what_does_not_stop(make):
     cluster = make(mode="deaf", stop_s=0.2)
     with cluster:
@@ -181,7 +173,6 @@ def test_close_kills_what_does_not_stop(make):
     assert not any(command_line(pid) for pid in pids)
 
 
-@pytest.mark.slow
 def test_nodes_end_with_the_process_that_started_them(tmp_path, command):
     code = (
         "import sys; from raftq.node.local_cluster import LocalCluster;"
@@ -207,7 +198,6 @@ def _wait_readable(descriptor: int) -> None:
     assert select.select([descriptor], [], [], 20)[0], "the process lives on"
 
 
-@pytest.mark.slow
 def test_a_second_start_keeps_addresses_and_secret_and_refuses_another_size(make):
     first = make()
     with first:
@@ -226,7 +216,6 @@ def test_a_second_start_keeps_addresses_and_secret_and_refuses_another_size(make
         make(3).start()
 
 
-@pytest.mark.slow
 def test_what_another_process_kills_and_restarts_is_adopted(make, command):
     """The restarted node outlives its starter, and ends with the cluster that adopted it."""
     code = (

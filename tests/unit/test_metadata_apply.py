@@ -563,7 +563,6 @@ def test_there_is_an_end_to_everything_that_grows(
         cluster.apply(command)
 
 
-@pytest.mark.slow
 def test_a_node_with_a_thousand_partitions_is_fenced_in_a_moment() -> None:
     state = ClusterState("c")
     for node_id in (1, 2, 3):

@@ -48,7 +48,6 @@ def test_an_empty_state_survives_its_dump() -> None:
     assert load(dump(ClusterState("c"))) == ClusterState("c")
 
 
-@pytest.mark.slow
 def test_the_same_commands_give_the_same_bytes_under_any_hash_seed() -> None:
     here = "".join(
         hashlib.sha256(dump(metadatamodel.run(seed, 150).state)).hexdigest() + "\n"

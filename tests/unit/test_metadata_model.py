@@ -146,7 +146,6 @@ def test_a_replica_that_joins_by_a_dump_goes_the_same_way(seed: int, cut: int) -
     assert other is None or dump(one) == dump(other)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_long_lives_keep_the_invariants(seed: int) -> None:
     model = metadatamodel.run(seed, 300)

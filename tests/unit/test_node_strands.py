@@ -260,7 +260,6 @@ def test_a_deleted_queue_leaves_nothing_behind(tmp_path: Path) -> None:
     run(tmp_path, 1, scenario)
 
 
-@pytest.mark.slow
 def test_what_a_ledger_had_replicated_survives_its_leader(tmp_path: Path) -> None:
     """
     1. Three replicas; the topic becomes a queue through a node that follows.
@@ -313,7 +312,6 @@ def test_what_a_ledger_had_replicated_survives_its_leader(tmp_path: Path) -> Non
     run(tmp_path, 3, scenario)
 
 
-@pytest.mark.slow
 def test_a_node_that_was_down_and_one_that_is_new_get_all_strands(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.create(replication=2)
@@ -376,7 +374,6 @@ def flip(path: Path, position: int) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
-@pytest.mark.slow
 def test_rotten_bits_of_a_ledger_are_repaired_from_another_copy(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await fill_ledger(cluster)
@@ -396,7 +393,6 @@ def test_rotten_bits_of_a_ledger_are_repaired_from_another_copy(tmp_path: Path) 
     run(tmp_path, 3, scenario)
 
 
-@pytest.mark.slow
 def test_a_segment_that_vanished_is_fetched_again_from_another_copy(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         leader = await fill_ledger(cluster)
@@ -417,7 +413,6 @@ def test_a_segment_that_vanished_is_fetched_again_from_another_copy(tmp_path: Pa
     run(tmp_path, 3, scenario)
 
 
-@pytest.mark.slow
 def test_rotten_bits_in_the_active_segment_of_a_leader_do_not_keep_a_follower_out(
     tmp_path: Path,
 ) -> None:

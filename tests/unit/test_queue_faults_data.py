@@ -93,7 +93,6 @@ def test_flipped_header_in_the_middle_of_a_sealed_segment_costs_one_batch(
         assert queue.stats().damaged == 1
 
 
-@pytest.mark.slow
 def test_every_byte_of_a_segment_costs_at_most_its_own_batch(copy: Path) -> None:
     """Flip one bit in each part of a batch (every 13th byte of two batches), one at a time."""
     file = faults.segment_files(copy, "data")[1]

@@ -381,7 +381,6 @@ def test_compact_frees_a_full_disk(medium: Medium) -> None:
         assert queue.verify() == []
 
 
-@pytest.mark.slow
 def test_disk_that_is_full_after_any_number_of_bytes_loses_nothing_acknowledged(
     tmp_path: Path,
 ) -> None:

@@ -243,7 +243,6 @@ def another_process(path: Path) -> Iterator[subprocess.Popen[bytes]]:
         holder.communicate()
 
 
-@pytest.mark.slow
 def test_second_process_is_refused_by_pid_and_a_dead_one_leaves_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "queue"
     with another_process(path) as holder, pytest.raises(DirectoryLocked) as refused:

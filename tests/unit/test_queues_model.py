@@ -199,7 +199,6 @@ def check_end(cluster: Cluster, judge: Judge) -> None:
         cluster.queue().engine.deliveries.groups[group].core.check_invariants()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_no_schedule_of_leaders_breaks_a_promise(
     seed: int, monkeypatch: pytest.MonkeyPatch

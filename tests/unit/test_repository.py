@@ -95,6 +95,16 @@ def no_bare_imports(path: Path, text: str, tree: ast.Module) -> Found:
                 yield node.lineno, f"import raftq.{name}, not {name}"
 
 
+def some_small(path: Path, text: str, tree: ast.Module) -> Found:
+    """`make test` keeps some of every kind, and a kind is a file."""
+    full = "pytest.mark.full"
+    tests = [one for one in tree.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    tests = [one for one in tests if one.name.startswith("test_")]
+    small = [one for one in tests if full not in map(ast.unparse, one.decorator_list)]
+    if tests and (not small or re.search(rf"^pytestmark.*{full}", text, re.MULTILINE)):
+        yield 1, "all of its tests are marked full, so `make test` runs none of this kind"
+
+
 def package_differences() -> list[str]:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     named = set(settings["tool"]["setuptools"]["packages"])
@@ -129,6 +139,7 @@ def test_the_repository_keeps_its_own_rules() -> None:
     library = (short_files, short_functions, docstrings, no_print, no_silent_except)
     found = violations(files(*LIBRARY), *library)
     found += violations(files(*LIBRARY, "tests", ".ci"), no_leftovers, no_bare_imports)
+    found += violations(files("tests"), some_small)
     found += package_differences()
     found += public_differences()
     assert not found, report(found)
@@ -144,9 +155,10 @@ def test_each_rule_finds_what_it_is_for() -> None:
         no_silent_except: "try:\n    x = 1\nexcept ValueError:\n    pass\n",
         no_leftovers: "x = 1  # TO" + "DO: later\n",
         no_bare_imports: "import node.storage\nfrom client import wire\n",
+        some_small: "@pytest.mark.full\ndef test_a():\n    x = 1\n",
     }
     for rule, text in offenders.items():
         path = ROOT / "node" / "offender.py"
         assert list(rule(path, text, ast.parse(text))), rule.__name__
-        clean = '"""Doc."""\n\nfrom raftq.node import storage\n'
+        clean = '"""Doc."""\n\nfrom raftq.node import storage\n\ndef test_a():\n    x = 1\n'
         assert not list(rule(path, clean, ast.parse(clean))), rule.__name__
