@@ -263,6 +263,7 @@ def in_sync(world: World) -> bool:
     return asyncio.run(ask())
 
 
+@pytest.mark.full
 @needs_links
 def test_links_of_real_nodes_are_behind_proxies_and_an_isolated_leader_is_replaced(
     tmp_path: Path,
@@ -311,6 +312,7 @@ def test_links_of_real_nodes_are_behind_proxies_and_an_isolated_leader_is_replac
         assert world.died() == []
 
 
+@pytest.mark.full
 def test_disks_and_clocks_of_real_nodes_can_be_disturbed(tmp_path: Path) -> None:
     """1. Power is cut at all nodes: what was acknowledged with fsync is there, and each node knows.
     2. A bit of a segment flips on a node that is down: it is repaired.
@@ -360,6 +362,7 @@ def test_disks_and_clocks_of_real_nodes_can_be_disturbed(tmp_path: Path) -> None
         within(20, lambda: in_sync(world))
 
 
+@pytest.mark.full
 def test_an_operator_of_real_nodes_changes_topics_and_sees_it_at_once(tmp_path: Path) -> None:
     """1. A topic is made, moved away from its leader, and the metadata comes to rest.
     2. Its settings and partitions change, and a node that is down does not matter.

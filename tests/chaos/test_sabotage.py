@@ -146,31 +146,37 @@ def test_acknowledged_before_it_is_replicated(tmp_path: Path) -> None:
     assert "lost" in kinds(tmp_path, "ack-before-replication", appends(), leader_dies_alone)
 
 
+@pytest.mark.full
 def test_the_epoch_fence_is_skipped(tmp_path: Path) -> None:
     """What one producer repeats has the same sizes, so that nothing but epochs tells them apart."""
     load = appends(producers=1)
     assert "copies differ" in kinds(tmp_path, "skip-epoch-fence", load, leader_dies_alone)
 
 
+@pytest.mark.full
 def test_what_producers_sent_is_forgotten_on_failover(tmp_path: Path) -> None:
     found = kinds(tmp_path, "forget-dedup-on-failover", appends(), leader_dies_before_it_answers)
     assert "doubled" in found
 
 
+@pytest.mark.full
 def test_the_ledger_is_dropped_on_failover(tmp_path: Path) -> None:
     load = Queues(partitions=1, deaths_per_minute=0.0)
     assert "redelivered" in kinds(tmp_path, "drop-ledger-on-failover", load, leader_dies)
 
 
+@pytest.mark.full
 def test_records_come_a_tick_too_early(tmp_path: Path) -> None:
     load = Delays(partitions=1, delay_s_max=2.0, per_second=60.0)
     assert "early" in kinds(tmp_path, "deliver-early", load, nothing_happens)
 
 
+@pytest.mark.full
 def test_checksums_are_skipped(tmp_path: Path) -> None:
     assert "copies differ" in kinds(tmp_path, "skip-crc", appends(), bits_rot)
 
 
+@pytest.mark.full
 def test_a_cluster_that_keeps_its_promises_is_found_to(tmp_path: Path) -> None:
     load = appends()
     dramas = (leader_dies_alone, leader_dies_before_it_answers, bits_rot)

@@ -7,7 +7,12 @@ import pytest
 from raftq.chaos.scenarios import SCENARIOS
 from raftq.node.chaos_runs import possible, run_one
 
-CHOSEN = ("kill-leader", "pause-leader-of-queue", "isolate-leader", "power-cut-all")
+CHOSEN = (
+    "isolate-leader",
+    "kill-leader",
+    pytest.param("pause-leader-of-queue", marks=pytest.mark.full),
+    pytest.param("power-cut-all", marks=pytest.mark.full),
+)
 SEED = 5
 
 

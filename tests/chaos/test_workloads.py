@@ -97,6 +97,7 @@ def test_appends_survive_kills_and_pauses_and_are_read_back_from_every_node(
     assert not [one for one in scene.history.of(Publish) if one.status == "open"]
 
 
+@pytest.mark.full
 def test_clients_beside_every_node_and_hasty_ones_write_to_leaders_and_promise_what_they_may(
     cluster: LocalCluster,
 ) -> None:
@@ -111,6 +112,7 @@ def test_clients_beside_every_node_and_hasty_ones_write_to_leaders_and_promise_w
     assert not [one for one in sent if one.status == "open"]
 
 
+@pytest.mark.full
 def test_groups_queues_delays_and_changes_survive_kills_and_pauses(cluster: LocalCluster) -> None:
     """1. All of them at once, while each node is killed or paused.
     2. Everything was done that they can do, and nothing is wrong with it.
@@ -130,6 +132,7 @@ def test_groups_queues_delays_and_changes_survive_kills_and_pauses(cluster: Loca
     assert final.topics[changes.topic]
 
 
+@pytest.mark.full
 def test_a_cluster_that_does_not_heal_is_told_in_time(cluster: LocalCluster) -> None:
     async def faults(cluster: LocalCluster) -> None:
         await pause(0.5)

@@ -30,6 +30,7 @@ async def kill_leader(cluster: LocalCluster, admin: aio.Admin, topic: str, parti
     cluster.restart(leader, timeout=None)
 
 
+@pytest.mark.full
 def test_workers_finish_everything_while_leaders_are_killed(cluster: LocalCluster) -> None:
     """1. Two workers on records of three kinds, some of them delayed. 2. A leader and the
     coordinator are killed. 3. Every record is handled, the bad ones three times and the poison
@@ -173,6 +174,7 @@ def test_receipts_and_positions_are_kept_and_fenced_over_a_kill(cluster: LocalCl
     asyncio.run(main())
 
 
+@pytest.mark.full
 def test_a_producer_comes_back_to_partitions_that_could_not_be_written(
     cluster: LocalCluster,
 ) -> None:

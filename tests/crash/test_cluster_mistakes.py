@@ -216,6 +216,7 @@ def test_mistake_08_a_cancelled_record_is_never_seen(cluster: LocalCluster) -> N
     on_stage(cluster, scene, topic="m08", partitions=1)
 
 
+@pytest.mark.full
 def test_mistake_09_nothing_is_leased_that_the_next_leader_may_not_have(
     cluster: LocalCluster,
 ) -> None:
@@ -280,6 +281,7 @@ def test_mistake_10_a_publish_by_http_at_any_node_keeps_priority_and_delay(
     on_stage(cluster, scene, topic="m10", partitions=1)
 
 
+@pytest.mark.full
 def test_mistake_13_a_rebalance_ends_though_a_member_is_busy_or_dead(
     cluster: LocalCluster,
 ) -> None:
@@ -319,6 +321,7 @@ def test_mistake_13_a_rebalance_ends_though_a_member_is_busy_or_dead(
     on_stage(cluster, scene, topic="m13", partitions=4)
 
 
+@pytest.mark.full
 def test_mistake_14_all_of_many_producers_and_short_delays_are_found(
     cluster: LocalCluster,
 ) -> None:
@@ -369,6 +372,7 @@ def test_mistake_14_all_of_many_producers_and_short_delays_are_found(
     on_stage(cluster, scene, topic="m14", partitions=1)
 
 
+@pytest.mark.full
 def test_mistake_15_a_torn_ledger_does_not_keep_a_node_from_starting(
     cluster: LocalCluster,
 ) -> None:

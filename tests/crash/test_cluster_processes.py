@@ -58,6 +58,7 @@ def test_all_nodes_killed_at_once_lose_nothing_acknowledged(cluster: LocalCluste
     asyncio.run(after(values))
 
 
+@pytest.mark.full
 def test_a_node_whose_directory_was_deleted_rejoins_and_catches_up(cluster: LocalCluster) -> None:
     async def before() -> int:
         async with aio.Admin(cluster.bootstrap) as admin:
@@ -86,6 +87,7 @@ def test_a_node_whose_directory_was_deleted_rejoins_and_catches_up(cluster: Loca
     assert len(logs) == 1, "all copies are the same bytes"
 
 
+@pytest.mark.full
 def test_a_diverged_follower_is_cut_to_the_history_of_the_leader(cluster: LocalCluster) -> None:
     """1. The leader alone has records that nobody else took (acks=leader, the others paused).
     2. It dies; another is elected and writes other records at the same offsets.
@@ -136,6 +138,7 @@ def test_a_diverged_follower_is_cut_to_the_history_of_the_leader(cluster: LocalC
     assert len(logs) == 1, "all copies are the same bytes"
 
 
+@pytest.mark.full
 def test_without_a_majority_nothing_is_acknowledged(cluster: LocalCluster) -> None:
     async def scenario() -> None:
         async with aio.Admin(cluster.bootstrap) as admin:
@@ -193,6 +196,7 @@ def behind(proxies: CutProxies, nodes: Mapping[int, LocalNode]) -> dict[int, dic
     }
 
 
+@pytest.mark.full
 def test_a_leader_cut_off_from_its_peers_acknowledges_nothing_and_its_writes_never_show(
     tmp_path: Path, proxies: CutProxies
 ) -> None:

@@ -70,6 +70,7 @@ def run(tmp_path: Path, scene: Callable[[LocalCluster], Awaitable[None]], nodes:
         asyncio.run(main())
 
 
+@pytest.mark.full
 def test_an_operator_recovers_a_partition_whose_last_copy_never_returns(tmp_path: Path) -> None:
     """1. The isr shrinks to one node, whose disk is destroyed for good.
     2. Nobody leads. A dry run says what would be lost, and changes nothing.
@@ -149,6 +150,7 @@ def imposter(cluster: LocalCluster, node_id: int, data_dir: Path) -> "subprocess
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_second_process_with_the_id_of_a_live_node_ends_with_one_line(tmp_path: Path) -> None:
     """1. A process with an empty directory, and one with a copy of the node's own, are refused;
        a copy of a voter's directory is refused before it asks anybody.
@@ -197,6 +199,7 @@ def test_a_second_process_with_the_id_of_a_live_node_ends_with_one_line(tmp_path
     run(tmp_path, scene, nodes=4)
 
 
+@pytest.mark.full
 def test_a_process_that_was_replaced_ends_and_does_not_take_its_id_back(tmp_path: Path) -> None:
     """1. A node stands still until its lease is over; a process with its id and an empty directory
        waits for that, and registers.

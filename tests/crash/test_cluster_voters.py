@@ -62,6 +62,7 @@ async def controllers(cluster: LocalCluster, ids: Sequence[int]) -> set[int | No
     return found
 
 
+@pytest.mark.full
 def test_voters_that_are_changed_node_by_node_never_make_two_controllers(
     five: LocalCluster,
 ) -> None:
@@ -123,6 +124,7 @@ def test_voters_that_are_changed_node_by_node_never_make_two_controllers(
     asyncio.run(last())
 
 
+@pytest.mark.full
 def test_a_voter_comes_back_at_another_address_with_an_empty_disk(tmp_path: Path) -> None:
     """Ids make the set, not addresses: first its settings change, then those of the others."""
     with LocalCluster(tmp_path / "cluster", nodes=3) as cluster:

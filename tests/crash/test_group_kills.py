@@ -129,6 +129,7 @@ def test_a_group_goes_on_when_members_leaders_and_coordinators_are_killed(
     on_stage(cluster, scene, partitions=4)
 
 
+@pytest.mark.full
 def test_members_that_come_and_go_skip_nothing_and_never_share_a_partition(
     cluster: LocalCluster,
 ) -> None:

@@ -82,7 +82,10 @@ def messages(walker: Walker, group: str, member: str, count: int) -> list[Any]:
     raise AssertionError(f"only {len(found)} of {count} messages came")
 
 
-@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize(
+    "first",
+    [0, pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full)],
+)
 def test_every_operation_answers_as_documented_whichever_node_is_asked(
     bases: list[str], first: int
 ) -> None:
@@ -242,6 +245,7 @@ def test_members_polls_and_receipts_outlive_a_node_that_is_killed(tmp_path: Path
         assert others.call("ack", body)["committed_offset"] == 2
 
 
+@pytest.mark.full
 def test_what_other_leaders_bring_too_late_is_given_back(bases: list[str]) -> None:
     """A poll waits at three leaders, and a record comes to each at once: the poll ends with the
     first, and the others are delivered soon, none of their attempts spent."""

@@ -119,6 +119,7 @@ async def all_stored(stage: Stage, overseer: Any) -> bool:
     return True
 
 
+@pytest.mark.full
 def test_killed_workers_leave_their_records_to_the_others(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ async def redrive(recorder: Recorder, place: Partition) -> None:
     await until(done, 20)
 
 
+@pytest.mark.full
 def test_dead_letters_are_made_once_and_sent_back_once_whoever_is_killed(
     cluster: LocalCluster,
 ) -> None:
@@ -122,6 +123,7 @@ def test_dead_letters_are_made_once_and_sent_back_once_whoever_is_killed(
     on_stage(cluster, scene, backoff_ms=50)
 
 
+@pytest.mark.full
 def test_a_record_stays_at_its_source_until_its_dead_letter_is_safe(cluster: LocalCluster) -> None:
     """The dead letters need all three nodes, and one is down: the record is not forgotten, nor
     given to anybody; when the node is back the letter is there, once."""

@@ -75,6 +75,7 @@ def test_offsets_partitions_and_columns_are_chosen_by_options(session, cluster, 
     assert some.count() == 600
 
 
+@pytest.mark.full
 def test_more_tasks_than_partitions_read_each_record_once(session, cluster, admin, topic):
     admin.create_topic(topic, partitions=2, replication=3)
     fill(cluster.bootstrap, topic, 2, 1000)
@@ -86,6 +87,7 @@ def test_more_tasks_than_partitions_read_each_record_once(session, cluster, admi
     assert values(frame) == expected(range(2), range(1000))
 
 
+@pytest.mark.full
 def test_a_range_of_time_is_read(session, cluster, admin, topic):
     admin.create_topic(topic, partitions=2, replication=3)
     start = START_MS
@@ -108,6 +110,7 @@ def test_a_range_of_time_is_read(session, cluster, admin, topic):
     assert late.option("startingOffsetsByTimestampStrategy", "latest").load().count() == 0
 
 
+@pytest.mark.full
 def test_a_pattern_and_new_partitions_are_found_by_the_next_read(session, cluster, admin, topic):
     for name in (f"{topic}-a", f"{topic}-b"):
         admin.create_topic(name, partitions=1, replication=3)
@@ -124,6 +127,7 @@ def test_a_pattern_and_new_partitions_are_found_by_the_next_read(session, cluste
     assert found == {("a", 0): 100, ("b", 0): 150, ("b", 1): 50, ("b", 2): 50}
 
 
+@pytest.mark.full
 def test_filters_on_one_frame_do_not_change_what_it_holds(session, cluster, admin, topic):
     """A source that narrows its plan by the first filter would answer the second with its rows."""
     admin.create_topic(topic, partitions=2, replication=3)
@@ -135,6 +139,7 @@ def test_filters_on_one_frame_do_not_change_what_it_holds(session, cluster, admi
     assert both.count() == 110
 
 
+@pytest.mark.full
 def test_a_topic_without_records_is_an_empty_frame(session, cluster, admin, topic):
     admin.create_topic(topic, partitions=2, replication=3)
     assert reader(session, cluster, subscribe=topic).load().collect() == []
@@ -155,6 +160,7 @@ def test_a_topic_that_is_not_there_is_named(session, cluster):
         reader(session, cluster, subscribe="nothing-here").load().count()
 
 
+@pytest.mark.full
 def test_the_leader_may_be_killed_while_a_job_reads(session, cluster, admin, topic):
     """
     1. A job reads three partitions in small fetches and stops after its first rows.

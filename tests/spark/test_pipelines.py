@@ -96,6 +96,7 @@ def test_an_archive_is_incremental_and_its_replay_gives_the_same_records_once(
     assert records(cluster, admin, f"{topic}-copy") == records(cluster, admin, topic)
 
 
+@pytest.mark.full
 def test_a_replay_takes_a_range_of_time_and_keeps_to_its_rate(
     session, cluster, admin, topic, tmp_path
 ):
@@ -118,6 +119,7 @@ def test_a_replay_takes_a_range_of_time_and_keeps_to_its_rate(
     assert failed.stderr == f"error: {tmp_path} holds no records of topic '{name}' in this range\n"
 
 
+@pytest.mark.full
 def test_an_archive_of_spark_submit_that_is_killed_goes_on_and_holds_every_record_once(
     session, cluster, admin, topic, tmp_path
 ):
@@ -157,6 +159,7 @@ def test_an_archive_of_spark_submit_that_is_killed_goes_on_and_holds_every_recor
     assert archived_values(session, tmp_path) == list(range(6100))
 
 
+@pytest.mark.full
 def test_an_archive_that_retention_has_overtaken_says_so_and_goes_on_when_told(
     session, cluster, admin, topic, tmp_path
 ):
@@ -182,6 +185,7 @@ def test_an_archive_that_retention_has_overtaken_says_so_and_goes_on_when_told(
     assert found[50:] == list(range(found[50], sent))
 
 
+@pytest.mark.full
 def test_compaction_keeps_the_last_record_of_each_key(session, cluster, admin, topic, tmp_path):
     """
     1. Ten keys get ten records each, then partitions are added.
@@ -224,6 +228,7 @@ def letters_there(admin, topic, count):
         time.sleep(0.1)
 
 
+@pytest.mark.full
 def test_dead_letters_are_counted_by_topic_group_reason_and_time(
     session, cluster, admin, topic, tmp_path
 ):
@@ -274,6 +279,7 @@ def test_dead_letters_are_counted_by_topic_group_reason_and_time(
     assert (tmp_path / "p.png").read_bytes().startswith(PNG)
 
 
+@pytest.mark.full
 def test_latency_counts_from_a_header_a_field_or_a_record_upstream(
     session, cluster, admin, topic, tmp_path
 ):

@@ -66,6 +66,7 @@ def test_rows_with_every_column_arrive_as_records(session, cluster, admin, topic
     assert abs(third.timestamp - time.time() * 1000) < 60_000
 
 
+@pytest.mark.full
 def test_topics_come_from_a_column_and_keys_choose_partitions_as_for_producers(
     session, cluster, admin, topic
 ):
@@ -82,6 +83,7 @@ def test_topics_come_from_a_column_and_keys_choose_partitions_as_for_producers(
             assert all(partition_of(record.key, 3) == partition for record in records)
 
 
+@pytest.mark.full
 def test_records_may_be_due_later(session, cluster, admin, topic):
     admin.create_topic(topic, partitions=1, replication=3)
     later = int(time.time() * 1000) + 3_600_000
@@ -165,6 +167,7 @@ def test_a_task_that_fails_once_writes_nothing_twice(
                 assert high == sorted(high)
 
 
+@pytest.mark.full
 def test_a_batch_write_with_an_id_may_be_run_again(session, cluster, admin, topic):
     admin.create_topic(topic, partitions=2, replication=3)
     frame = session.range(0, 2000, 1, 3).selectExpr("cast(id as string) as value")
@@ -175,6 +178,7 @@ def test_a_batch_write_with_an_id_may_be_run_again(session, cluster, admin, topi
     assert total(admin, topic) == 4000
 
 
+@pytest.mark.full
 def test_a_stream_from_topic_to_topic_is_exactly_once_over_a_repeated_micro_batch(
     session, cluster, admin, topic, tmp_path
 ):
@@ -223,6 +227,7 @@ def test_a_stream_from_topic_to_topic_is_exactly_once_over_a_repeated_micro_batc
     assert copied == [record.value for record in everything(cluster, admin, source)[0]]
 
 
+@pytest.mark.full
 def test_the_leader_may_be_killed_while_a_job_writes(session, cluster, admin, topic, tmp_path):
     admin.create_topic(topic, partitions=3, replication=3)
     pause = str(tmp_path / "go")

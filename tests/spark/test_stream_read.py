@@ -102,6 +102,7 @@ def test_a_restart_from_the_checkpoint_loses_and_repeats_nothing(
     )
 
 
+@pytest.mark.full
 def test_available_now_reads_what_is_there_in_limited_batches_and_ends(
     session, cluster, admin, topic, tmp_path
 ):
@@ -122,6 +123,7 @@ def test_available_now_reads_what_is_there_in_limited_batches_and_ends(
     assert told == {0: 250, 1: 250}
 
 
+@pytest.mark.full
 def test_a_stream_goes_on_when_the_leader_is_killed(session, cluster, admin, topic, tmp_path):
     """
     1. A producer writes all the time, a stream reads.
@@ -161,6 +163,7 @@ def test_a_stream_goes_on_when_the_leader_is_killed(session, cluster, admin, top
     assert found(session, tmp_path) == expected(range(2), range(len(sent)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fails", [True, False])
 def test_records_lost_to_retention_are_told(session, cluster, admin, topic, tmp_path, fails):
     """

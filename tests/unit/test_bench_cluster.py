@@ -104,6 +104,7 @@ def test_the_baseline_reads_as_many_frames_as_it_asks_for(
     assert count % 10 == 0
 
 
+@pytest.mark.full
 def test_a_figure_is_measured_on_a_cluster_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

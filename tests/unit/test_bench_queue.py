@@ -58,6 +58,7 @@ def test_a_partition_pauses_from_its_last_record_here_to_its_first_there() -> No
     assert pauses(seen) == {0: 0.5}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "figure", ["queue lease-ack", "queue latency", "queue delays", "groups join"]
 )

@@ -119,6 +119,7 @@ def test_the_table_that_is_copied_has_as_many_rows_as_it_was_asked_for(tmp_path:
     assert counts == [1501, 1500, 1500, 1500]
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_a_write_is_measured_beside_a_cluster_of_its_own(tmp_path: Path) -> None:
     """In a process of its own: a figure ends its session, and tests here may share one."""

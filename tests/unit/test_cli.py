@@ -412,7 +412,7 @@ def test_follow_shows_a_delayed_message_when_it_is_due_and_ctrl_c_ends_it_quietl
     child = subprocess.Popen(
         [*command, "--follow", "--format", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    watchdog = threading.Timer(30, child.kill)
+    watchdog = threading.Timer(120, child.kill)
     watchdog.start()
     with child:
         lines = [child.stdout.readline() for _ in range(2)]

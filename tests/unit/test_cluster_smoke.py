@@ -14,7 +14,7 @@ from raftq.node.local_cluster import LocalCluster
 from raftq.node.local_files import command_line
 
 RUNNER = CliRunner()
-WHOLE_S = 120
+WHOLE_S = 300
 
 
 def lines(*arguments: str, stdin: bytes | None = None) -> list:

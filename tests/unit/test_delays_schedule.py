@@ -410,9 +410,9 @@ def test_pending_record_takes_less_than_150_bytes_and_restores_in_microseconds()
     schedule.scheduled(0, [NOW_MS + rng.randrange(10 * DAY_MS) for _ in range(count)])
     data = schedule.snapshot()
     assert len(data) < 17 * count
-    started = time.perf_counter()
+    started = time.process_time()
     DelaySchedule.restore(data, NOW_MS)
-    assert time.perf_counter() - started < 5e-6 * count
+    assert time.process_time() - started < 5e-6 * count
     tracemalloc.start()
     restored = DelaySchedule.restore(data, NOW_MS)
     used, _ = tracemalloc.get_traced_memory()

@@ -221,9 +221,9 @@ def test_jump_of_years_over_empty_slots_is_fast() -> None:
     years_ms = 20 * 365 * DAY_MS
     wheel.add_many(range(100), [NOW_MS + index * years_ms // 100 for index in range(100)])
     wheel.add(100, NOW_MS + 2 * years_ms)
-    started = time.perf_counter()
+    started = time.process_time()
     due = wheel.advance(NOW_MS + years_ms)
-    assert time.perf_counter() - started < 0.05
+    assert time.process_time() - started < 0.05
     assert [timer_id for _, timer_id in due] == list(range(100))
     assert [timer_id for _, timer_id in wheel.advance(NOW_MS + 3 * years_ms)] == [100]
 

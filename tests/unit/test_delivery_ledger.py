@@ -358,6 +358,7 @@ def test_leases_that_were_settled_do_not_pile_up_in_the_deadline_heap():
     assert len(group.leases._heap) < 2000
 
 
+@pytest.mark.full
 def test_the_cost_of_one_record_does_not_grow_with_half_a_million_in_flight():
     group = normal(10**6, in_flight_max=10**6)
 

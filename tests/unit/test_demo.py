@@ -194,7 +194,7 @@ def test_nothing_checked_is_not_a_pass():
 def test_the_demo_kills_a_writer_loses_nothing_and_leaves_no_files(tmp_path):
     command = [sys.executable, "-m", "raftq.node.demo", "--messages", "5000", "--seed", "11"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     checks = 38 if "SKIPPED, Spark" in done.stdout else 41

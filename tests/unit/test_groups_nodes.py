@@ -119,22 +119,23 @@ def test_members_share_the_partitions_and_a_restart_of_the_node_keeps_them(tmp_p
 def test_news_reaches_a_member_that_waits_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with one_node(tmp_path) as (node, connection), await connect(node) as other:
-            a, b = Someone(connection, "a"), Someone(other, "b")
+            a = Someone(connection, "a", session_ms=180_000)
+            b = Someone(other, "b", session_ms=180_000)
             await settle(a)
-            waiting = asyncio.ensure_future(a.beat(wait_ms=1_600))
+            waiting = asyncio.ensure_future(a.beat(wait_ms=60_000))
             began = time.monotonic()
             await asyncio.sleep(0.5)
             assert not waiting.done()
             await b.beat()
             reply = await waiting
-            assert 0.5 <= time.monotonic() - began < 1.2
+            assert time.monotonic() - began < 30
             assert len(reply.assigned) == 4
-            waiting = asyncio.ensure_future(b.beat(wait_ms=1_600))
+            waiting = asyncio.ensure_future(b.beat(wait_ms=60_000))
             await asyncio.sleep(0.05)
             await a.beat()
             began = time.monotonic()
             await waiting
-            assert time.monotonic() - began < 0.5
+            assert time.monotonic() - began < 30
             assert len(b.owned) == 4
             # Partitions that are added are news, too.
             await settle(a, b)
@@ -274,6 +275,7 @@ async def coordinator_of(connection: Connection, not_this: int | None = None) ->
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.full
 def test_two_hundred_members_settle(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with one_node(tmp_path) as (node, connection):

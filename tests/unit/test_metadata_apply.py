@@ -568,7 +568,7 @@ def test_a_node_with_a_thousand_partitions_is_fenced_in_a_moment() -> None:
     for node_id in (1, 2, 3):
         apply(state, register(node_id), node_id)
     apply(state, CreateTopic("t", 3000, 3), 4)
-    begin = time.perf_counter()
+    begin = time.process_time()
     changes = apply(state, FenceNode(1, 1), 5)[1]
     assert len(changes) == 1001
-    assert time.perf_counter() - begin < 0.5  # 50 times what it takes
+    assert time.process_time() - begin < 0.5  # 50 times what it takes

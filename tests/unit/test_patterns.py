@@ -74,9 +74,9 @@ def test_what_is_not_offered_is_refused(text: str) -> None:
     "text", ["(a+)+b", "(a*)*b", "(a|a)*b", ".*.*.*.*.*.*.*.*b", "(a?){60}a{60}", "(.*a){20}b"]
 )
 def test_no_pattern_takes_long(text: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     assert not Pattern(text).matches("a" * 248 + "c")
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 @settings(max_examples=300, deadline=None)

@@ -19,6 +19,7 @@ def ledger_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in (path / "ledger").iterdir())
 
 
+@pytest.mark.full
 def test_two_hundred_thousand_single_acks_leave_a_small_ledger_and_a_quick_reopen(
     tmp_path: Path,
 ) -> None:

@@ -176,11 +176,11 @@ def test_a_transaction_over_its_limit_is_refused_whole(queue: Queue) -> None:
 
 
 def test_a_transaction_of_many_messages_costs_no_more_than_each_of_them(queue: Queue) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     with queue.transaction() as tx:
         tx.enqueue_batch([b"x"] * 20_000)
     # Comparing each with all others would take half a minute.
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     assert len(queue.dequeue_batch(20_000)) == 20_000
 
 

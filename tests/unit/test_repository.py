@@ -136,10 +136,11 @@ def report(found: list[str]) -> str:
 
 
 def test_the_repository_keeps_its_own_rules() -> None:
+    everywhere = (no_leftovers, no_bare_imports)
     library = (short_files, short_functions, docstrings, no_print, no_silent_except)
-    found = violations(files(*LIBRARY), *library)
-    found += violations(files(*LIBRARY, "tests", ".ci"), no_leftovers, no_bare_imports)
-    found += violations(files("tests"), some_small)
+    found = violations(files(*LIBRARY), *library, *everywhere)
+    found += violations(files("tests"), some_small, *everywhere)
+    found += violations(files(".ci"), *everywhere)
     found += package_differences()
     found += public_differences()
     assert not found, report(found)

@@ -403,6 +403,7 @@ def test_a_port_of_zero_is_a_free_one_on_loopback(go: Go) -> None:
     go(main())
 
 
+@pytest.mark.full
 def test_ten_thousand_idle_connections_disturb_nobody() -> None:
     """1. Another process opens them. 2. A caller is served meanwhile and after. 3. They all go."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
