@@ -48,7 +48,8 @@ class Crowd(Side):
 
         def work(number: int) -> None:
             enqueue, value = self._queue.enqueue, self._value
-            while time.perf_counter() < until:
+            # At least one: a busy machine may begin a short slice with its end.
+            while not counts[number] or time.perf_counter() < until:
                 enqueue(value)
                 counts[number] += 1
 

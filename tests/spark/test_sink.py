@@ -138,6 +138,7 @@ def failing_once(place, bootstrap, topic, rows_before):
     return step
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("keyed", [False, True])
 def test_a_task_that_fails_once_writes_nothing_twice(
     session, cluster, admin, topic, tmp_path, keyed
