@@ -6,6 +6,9 @@ STAMP := $(VENV)/.installed
 TESTS ?=
 SEEDS ?= 1000
 
+# Tests start hundreds of nodes: they would compile every module each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test test-all sim check format chaos bench clean types tools try-tools
 
 setup: $(STAMP)
