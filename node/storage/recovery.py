@@ -272,11 +272,11 @@ class _Recovery:
         file = self._segments.file_of(segment)
         if position < size:
             self._rewrite(file, position, size)
-        if position < size or self._report.truncated_bytes or not self._report.clean:
-            if not self._is_settled(segment):
-                file.sync()
-                self._disk.sync_directory(self._directory)
-                return
+        changed = position < size or self._report.truncated_bytes or not self._report.clean
+        if changed and not self._is_settled(segment):
+            file.sync()
+            self._disk.sync_directory(self._directory)
+            return
         if size or slot is None or not slot.lazy:
             return
         # Whoever synced bytes of a segment synced its name as well; this one has none yet.
