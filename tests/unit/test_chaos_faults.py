@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from noted_operator import NotedOperator
 
+from raftq.chaos.faults import expansion
 from raftq.chaos.faults.changes import (
     AlterTopics,
     GrowTopics,
@@ -205,6 +206,12 @@ class NotedWorld:
     def is_whole(self) -> bool:
         wrong = (self.down, self.paused, self.noted.now, *(one.now for one in self.disks.values()))
         return not any(wrong) and not any(self.clocks.values())
+
+
+@pytest.fixture(autouse=True)
+def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is at the end of these links, so nobody has to be told slowly."""
+    monkeypatch.setattr(expansion, "DELAY_MS", 1)
 
 
 @pytest.fixture

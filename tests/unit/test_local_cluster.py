@@ -292,7 +292,11 @@ def test_the_settings_of_every_node_are_ones_that_a_node_accepts(make):
 
 
 def test_given_ports_are_used_or_refused(make):
-    (base,) = free_ports("127.0.0.1", 1)
+    def is_row(port: int) -> bool:
+        return all(is_free("127.0.0.1", port + apart) for apart in (100, 200))
+
+    # The ports above may be taken by whatever else runs here.
+    base = next(port for port in free_ports("127.0.0.1", 50) if is_row(port))
     cluster = make(1, port=base)
     node = cluster._planned()[1]
     assert [int(one.rsplit(":", 1)[1]) - base for one in (node.native, node.http, node.raft)] == [
