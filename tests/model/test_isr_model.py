@@ -50,6 +50,7 @@ def without(rule: str) -> Found:
     return explore(Model(Scope(*WITHOUT[rule]), frozenset(RULES) - {rule}), 200_000)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [*SCOPES, *(DEEPER if DEEP else ())])
 def test_nothing_is_lost_and_everything_comes_to_rest_with_all_rules(name: str) -> None:
     found = explore(Model((SCOPES | DEEPER)[name]), 50_000_000 if DEEP else 250_000)
@@ -72,6 +73,7 @@ def test_the_shortest_way_to_a_loss_is_told_in_words() -> None:
     ]
 
 
+@pytest.mark.full
 def test_deleting_without_confirmation_loses_copies_but_nothing_acknowledged() -> None:
     scope = Scope(Left(records=1, proposals=1, moves=2))
     assert not explore(Model(scope, frozenset(RULES) - {"confirmed"}), 100_000).problem
