@@ -43,6 +43,15 @@ def test_an_unknown_record_may_be_missing() -> None:
     assert kinds(history, final) == []
 
 
+def test_a_record_may_be_there_again_only_where_that_is_said() -> None:
+    history, final, _ = good()
+    final[PARTITION] = [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"b"), (4, b"c")]
+    assert not judge(history, final, repeats={(PARTITION, 3), (PARTITION, 4)})
+    found = judge(history, final, repeats={(PARTITION, 3)})
+    assert [one.kind for one in found] == ["duplicated"]
+    assert "at 4" in found[0].text
+
+
 def cut_reads(history: History) -> None:
     history.reads.clear()
 
