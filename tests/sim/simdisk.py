@@ -20,7 +20,8 @@ Faults
 - `capacity`: bytes that fit, every file costing `ENTRY_BYTES` more than its content. What does not
   fit raises DiskFull and changes nothing.
 - `fail_sync = True`: every sync raises StorageFailed, and what it should have written counts as
-  clean from then on, as on Linux: readable until a crash, never written by a later sync.
+  clean from then on, as on Linux: readable until a crash, never written by a later sync. `dropped`
+  says that this has happened: a power loss may then leave a hole before what was written later.
 - `full_overwrites = True`: also what only overwrites bytes raises DiskFull, as on file systems that
   copy on write or under a quota. `copies_on_write = True`: the same, while the disk is full.
 - `fail_read = True`: reads of files raise StorageFailed.
@@ -197,6 +198,7 @@ class SimFile:
         if torn:
             raise SimCrash
         if disk.fail_sync:
+            disk.dropped = disk.dropped or bool(inode.pending)
             inode.pending.clear()
             raise StorageFailed(f"{self._path}: sync failed: simulated I/O error")
         inode.harden(len(inode.pending))
@@ -237,6 +239,7 @@ class SimDisk:
         self.full_overwrites = False
         self.copies_on_write = False
         self.fail_read = False
+        self.dropped = False
         self.between: Callable[[], None] | None = None
         self.locked: set[str] = set()
         self._directories: dict[str, _Directory] = {"/": _Directory()}
@@ -246,7 +249,7 @@ class SimDisk:
     def crash(self, rng: Random) -> "SimDisk":
         """The disk as it would be after a power loss now; this one stays as it is."""
         disk = SimDisk(rng.getrandbits(32))
-        disk.capacity = self.capacity
+        disk.capacity, disk.dropped = self.capacity, self.dropped
         for path, directory in self._directories.items():
             names = dict(directory.durable)
             for entries in directory.pending[: rng.randint(0, len(directory.pending))]:
@@ -259,7 +262,7 @@ class SimDisk:
     def kill(self) -> "SimDisk":
         """The disk as the next process would find it if this one died now."""
         disk = SimDisk(self.seed + self.operations)
-        disk.capacity = self.capacity
+        disk.capacity, disk.dropped = self.capacity, self.dropped
         twins: dict[int, _Inode] = {}
 
         def twin(inode: _Inode) -> _Inode:
@@ -334,7 +337,12 @@ class SimDisk:
             if not create:
                 raise StorageFailed(f"{path}: no such file")
             torn = self.step("create", path)
-            self.need(ENTRY_BYTES, path)
+            try:
+                self.need(ENTRY_BYTES, path)
+            except DiskFull:
+                if torn:
+                    raise SimCrash from None  # a machine that stopped reports nothing
+                raise
             inode = _Inode()
             directory.change((name, inode))
             if torn:

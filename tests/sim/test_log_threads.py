@@ -58,7 +58,23 @@ class Threaded(Workload):
     def settle(self, end_min: int | None) -> None:
         """Open the log and compare; the model then holds what was found."""
         log = self.open()
+        self.cut_hole()
         self.model.resolve(log, check(log, self.model, end_min))
+
+    def cut_hole(self) -> None:
+        """Where a sync failed and power was lost, bytes may be missing before good batches.
+
+        Such a hole is no torn end but reported as damage, because the checkpoint may be too low. It
+        can only be where nothing was flushed, and there the owner may cut.
+        """
+        log, model = self.log, self.model
+        assert log is not None
+        if log.damaged and self.disk.dropped:
+            hole = min(one.start for one in log.damaged)
+            assert hole >= model.end_durable, "what was flushed is damaged"
+            model.truncating(hole)
+            log.truncate(hole)
+        self.disk.dropped = False  # all that is there has been written again
 
     def between(self) -> None:
         """Before an operation of the disk: a sync may begin, or another thread go on."""
@@ -164,7 +180,9 @@ class ThreadedReplica(Threaded, ReplicaWorkload):
     new_model = ReplicaModel
 
     def settle(self, end_min: int | None) -> None:
-        settle(self.open(), self.model, end_min)
+        log = self.open()
+        self.cut_hole()
+        settle(log, self.model, end_min)
 
     def refused(self) -> None:
         super().refused()
@@ -177,14 +195,20 @@ class ThreadedReplica(Threaded, ReplicaWorkload):
             self.epoch += rng.random() < 0.1
             stamp(batch, model.end, self.epoch)
             model.append(decode(batch), self.epoch)
+        # After a failed write nobody knows how much of it is there. Otherwise the log does, even if
+        # another thread's sync has failed meanwhile: some may have found no room.
         try:
             self.log.append_stamped(b"".join(batches))
-        finally:
-            if self.log.failure is None and not self.disk.crashed:
-                # Some may have found no room.
-                model.cut(self.log.end_offset)
-                self.epoch = max(self.log.last_epoch, 0)
+        except DiskFull:
+            self.note_end()
+            raise
+        self.note_end()
         model.written = model.end
+
+    def note_end(self) -> None:
+        assert self.log is not None
+        self.model.cut(self.log.end_offset)
+        self.epoch = max(self.log.last_epoch, 0)
 
 
 def live(workload: Threaded, end_min: int | None) -> bool:

@@ -247,3 +247,29 @@ def test_the_same_seed_gives_the_same_result_and_another_seed_another() -> None:
     stories = [story(seed) for seed in range(50)]
     assert stories == [story(seed) for seed in range(50)]
     assert len({tuple(images) for _, images in stories}) > 40
+
+
+def test_a_machine_that_stops_while_it_creates_a_file_does_not_report_a_full_disk() -> None:
+    for seed in range(10):
+        disk = SimDisk(seed)
+        disk.capacity, disk.crash_at = 0, 1
+        with pytest.raises(SimCrash):
+            disk.open("/a", create=True)
+
+
+def test_a_power_loss_after_a_failed_sync_may_leave_a_hole() -> None:
+    disk = SimDisk(1)
+    file = disk.open("/a", create=True)
+    disk.sync_directory("/")
+    file.append([b"lost"])
+    disk.fail_sync = True
+    with pytest.raises(StorageFailed):
+        file.sync()
+    disk.fail_sync = False
+    file.append([b"kept"])
+    file.sync()
+    assert disk.dropped
+    assert file.read(0, 8) == b"lostkept"
+    after = disk.crash(Random(1))
+    assert after.dropped
+    assert after.read_file("/a", 100) == bytes(4) + b"kept"
