@@ -5,6 +5,7 @@ import importlib
 import re
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import raftq
@@ -42,6 +43,12 @@ def violations(paths: list[Path], *rules: Callable[[Path, str, ast.Module], Foun
     return found
 
 
+@lru_cache(maxsize=1)
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """All of a file, walked once for all its rules: that is most of what they take."""
+    return list(ast.walk(tree))
+
+
 def short_files(path: Path, text: str, tree: ast.Module) -> Found:
     lines = len(text.splitlines())
     if lines > FILE_LINES_MAX:
@@ -49,7 +56,7 @@ def short_files(path: Path, text: str, tree: ast.Module) -> Found:
 
 
 def short_functions(path: Path, text: str, tree: ast.Module) -> Found:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > FUNCTION_LINES_MAX:
@@ -65,13 +72,13 @@ def no_print(path: Path, text: str, tree: ast.Module) -> Found:
     parts = {part.removesuffix(".py") for part in path.relative_to(ROOT).parts}
     if parts & MAY_PRINT:
         return
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
             yield node.lineno, "print() in library code"
 
 
 def no_silent_except(path: Path, text: str, tree: ast.Module) -> Found:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         steps = node.body if isinstance(node, ast.ExceptHandler) else []
         if steps and all(isinstance(step, ast.Pass) for step in steps):
             yield node.lineno, "an error is passed over in silence (except: pass)"
@@ -84,7 +91,7 @@ def no_leftovers(path: Path, text: str, tree: ast.Module) -> Found:
 
 
 def no_bare_imports(path: Path, text: str, tree: ast.Module) -> Found:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
