@@ -1,4 +1,5 @@
-# `make demo` and `make test` need nothing but python3 and make: they create .venv and reuse it.
+# `make demo` and `make test` need nothing but python3 and make (without Go, Java or
+# Maven some tests are skipped, and say so): they create .venv and reuse it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +10,7 @@ SEEDS ?= 1000
 # Tests start hundreds of nodes: they would compile every module each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all sim check format chaos bench clean types tools try-tools
+.PHONY: setup demo test test-all sim model check format chaos bench clean types tools try-tools
 
 setup: $(STAMP)
 
@@ -26,15 +27,20 @@ types: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/python -m raftq.node.demo
 
-# toxiproxy-server, for faults of links: into .tools/bin, unless it is in PATH.
+# toxiproxy-server, for faults of links, and TLC, for the model of replication: into .tools.
 tools: $(STAMP)
-	@PYTHON=$(PYTHON) .ci/get_tools.sh
+	@PYTHON=$(PYTHON) .ci/get_tools.sh toxiproxy tla
 
 try-tools: $(STAMP)
-	@PYTHON=$(PYTHON) .ci/get_tools.sh || { \
+	@PYTHON=$(PYTHON) .ci/get_tools.sh toxiproxy || { \
 	echo "======================================================================" >&2; \
 	echo "NO TOXIPROXY: it could not be built. Tests of links under faults are" >&2; \
 	echo "SKIPPED. Install Go or put toxiproxy-server into PATH, then make tools." >&2; \
+	echo "======================================================================" >&2; }
+	@.ci/get_tools.sh tla || { \
+	echo "======================================================================" >&2; \
+	echo "NO TLC: it could not be downloaded or run. The model of replication is" >&2; \
+	echo "NOT CHECKED. Install Java and Maven, then make tools." >&2; \
 	echo "======================================================================" >&2; }
 
 # Some of every kind, for each change; the slowest are told, for whoever made `make test` slow.
@@ -47,6 +53,11 @@ test-all: $(STAMP) try-tools
 # Logs and queue under simulated crashes, damage and full disks, with more seeds than `make test-all`.
 sim: $(STAMP)
 	@RAFTQ_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest -n auto tests/sim $(TESTS)
+
+# The model of replication, also in the scopes that take minutes.
+model: $(STAMP)
+	@.ci/get_tools.sh tla
+	@RAFTQ_MODEL=deep $(BIN)/python -m pytest tests/model $(TESTS)
 
 check: types
 	@$(BIN)/ruff format --check .
