@@ -2,7 +2,8 @@
 
 Whoever leads a partition of a queue writes entries of its own to the ledger and the delays, many at
 once, and notes those that it is told are replicated; now and then it writes what stands for all
-before it, and cuts the rest off. Every new leader, once it is settled, must have all of them.
+before it, and cuts the rest off. Every new leader, once it is settled, must have all of them that
+its epoch can know of: a node that is late may only now begin to lead, in an epoch that is over.
 """
 
 import asyncio
@@ -31,7 +32,8 @@ class Strands:
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster = cluster
         self.rng = Random(f"strands {cluster.plan.seed}")
-        self.replicated: dict[StrandOf, dict[int, bytes]] = {}
+        self.replicated: dict[StrandOf, dict[int, tuple[int, bytes]]] = {}
+        """offset -> (epoch, value)"""
         self.cuts: dict[StrandOf, int] = {}
         self.writing = True
         self.epochs = 0
@@ -45,13 +47,13 @@ class Strands:
         self._owners += 1
         return Owner(self, node, led, Random(f"owner {self.cluster.plan.seed} {self._owners}"))
 
-    def note(self, key: StrandOf, offset: int, value: bytes) -> None:
+    def note(self, key: StrandOf, offset: int, epoch: int, value: bytes) -> None:
         self.cluster.loop.trace(f"replicated {key} {offset}")
-        self.replicated.setdefault(key, {})[offset] = value
+        self.replicated.setdefault(key, {})[offset] = (epoch, value)
         self.cluster.acknowledged.set()
 
-    def check(self, key: StrandOf, strand: ReplicatedLog) -> None:
-        """That a leader has everything that was ever replicated and not cut off."""
+    def check(self, key: StrandOf, strand: ReplicatedLog, epoch: int) -> None:
+        """That a leader has everything that was replicated up to its epoch and not cut off."""
         log, cut = strand.log, self.cuts.get(key, 0)
         if log.start_offset > cut:
             raise Broken(f"{key} begins at {log.start_offset}, and was cut at {cut}")
@@ -60,8 +62,8 @@ class Strands:
             for batch in log.batches(log.start_offset, strand.high_watermark)
             for offset, value in zip(batch.offsets(), batch.values(), strict=True)
         }
-        for offset, value in self.replicated.get(key, {}).items():
-            if offset >= cut and found.get(offset) != value:
+        for offset, (written, value) in self.replicated.get(key, {}).items():
+            if offset >= cut and written <= epoch and found.get(offset) != value:
                 raise Broken(
                     f"{key}: {value!r} was replicated at {offset}, and now there is "
                     f"{found.get(offset)!r} in [{log.start_offset}, {strand.high_watermark})"
@@ -116,7 +118,7 @@ class Strands:
                 assert copy.led is not None
                 for strand, log in ((LEDGER, copy.led.ledger), (DELAYS, copy.led.delays)):
                     assert log is not None
-                    self.check((topic.name, number, strand), log)
+                    self.check((topic.name, number, strand), log, copy.led.epoch)
 
 
 async def _enable(node: Node, topic: str) -> None:
@@ -154,7 +156,7 @@ class Owner:
             await led.settled
             self._strands.epochs += 1
             for strand, log in self._logs.items():
-                self._strands.check(self._key(strand), log)
+                self._strands.check(self._key(strand), log, led.epoch)
             while led.active:
                 await asyncio.sleep(self._rng.expovariate(1 / PAUSE_S))
                 if self._strands.writing and led.active:
@@ -190,7 +192,7 @@ class Owner:
             return
         error = waiting.exception()
         if error is None:
-            self._strands.note(key, base, value)
+            self._strands.note(key, base, self._led.epoch, value)
         else:
             assert isinstance(error, NotLeader), error
             assert error.outcome == "unknown"
