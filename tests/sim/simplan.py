@@ -26,6 +26,7 @@ from simnet import NetworkShape
 from raftq.node.storage.producers import IDLE_MS_MAX, PRODUCERS_MAX
 
 PORT = 7_000
+LAGS_S = (0.0, 0.02, 0.15, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,23 @@ def swarm(plan: Plan, profile: str | None = None) -> Plan:
         world=replace(world, lags_s=_lags(nodes, rng, profile)),
         kinds=tuple(kinds),
     )
+
+
+def unsettled(plan: Plan) -> Plan:
+    """Every second seed with copies that move while nodes hear late of it, and the rest as it is.
+
+    For simulations whose subject is not replication: queues, groups and the other strands have
+    to bear what replication bears, but not all of it at once.
+    """
+    if plan.seed % 2 == 0:
+        return plan
+    rng = Random(f"unsettled {plan.seed}")
+    nodes = 5
+    lags = {node: rng.choice(LAGS_S) for node in range(1, nodes + 1) if rng.random() < 0.7}
+    others = ("kill", "kill_many", "pause", "isolate", "split", "one_way", "slow", "restart",
+              "slow_metadata", "elect_preferred")  # fmt: skip
+    kinds = (*rng.sample(others, 4), "move", "move_and_back", "move_and_pause")
+    return replace(plan, nodes=nodes, world=replace(plan.world, lags_s=lags), kinds=kinds)
 
 
 def _world(plan: Plan, rng: Random, profile: str) -> World:

@@ -15,6 +15,7 @@ from replay import replayable, seed_groups
 from simcluster import SimCluster, make_plan
 from simfaults import Faults
 from simmembers import GroupWorkload
+from simplan import unsettled
 from test_queue_cluster_sim import HEAL_S, create_topics
 
 from raftq.chaos.checkers import Rules, judge
@@ -53,7 +54,7 @@ async def scenario(cluster: SimCluster, workload: GroupWorkload, faults: Faults)
 
 
 def simulate(seed: int) -> SimCluster:
-    cluster = SimCluster(make_plan(seed))
+    cluster = SimCluster(unsettled(make_plan(seed)))
     if "RAFTQ_SIM_STORY" in os.environ:
         cluster.loop.story = []
     invariants = Invariants(cluster)

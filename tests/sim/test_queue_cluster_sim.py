@@ -15,6 +15,7 @@ from clusterchecks import Invariants
 from replay import replayable, seed_groups
 from simcluster import SimCluster, make_plan
 from simfaults import Faults
+from simplan import unsettled
 from simqueues import QueueWorkload
 
 from raftq.chaos.checkers import Rules, judge
@@ -68,7 +69,7 @@ async def scenario(cluster: SimCluster, workload: QueueWorkload, faults: Faults)
 
 
 def simulate(seed: int) -> SimCluster:
-    cluster = SimCluster(make_plan(seed))
+    cluster = SimCluster(unsettled(make_plan(seed)))
     if "RAFTQ_SIM_STORY" in os.environ:
         cluster.loop.story = []
     invariants = Invariants(cluster)

@@ -14,6 +14,7 @@ from history import judge
 from replay import replayable, seed_groups
 from simcluster import SimCluster, make_plan
 from simfaults import Faults
+from simplan import unsettled
 from simstrands import Strands
 from simworkload import Workload
 from test_cluster_sim import HEAL_S, create_topics
@@ -69,7 +70,7 @@ async def scenario(
 
 
 def simulate(seed: int) -> tuple[SimCluster, Strands]:
-    cluster = SimCluster(make_plan(seed))
+    cluster = SimCluster(unsettled(make_plan(seed)))
     if "RAFTQ_SIM_STORY" in os.environ:
         cluster.loop.story = []
     invariants = Invariants(cluster)
