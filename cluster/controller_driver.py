@@ -3,8 +3,10 @@
 The core runs while this node is the Raft leader as far as it knows. It may be wrong about that for
 a moment: everything it decides is a proposal, and those are decided in one order for all.
 
-A probe opens a connection to a node: whoever answers as that node is alive, and an address at which
-nobody listens any more says that its process is gone, long before its lease runs out.
+A probe opens a connection to a node: the process that answers there as that node is alive. When
+nobody listens at its address, or another process of the same node answers, the registered one is
+gone, and that is known long before its lease runs out. It holds for this node itself, too: a
+controller may not be registered yet.
 """
 
 import asyncio
@@ -48,7 +50,8 @@ _ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 
 class ControllerDriver:
-    """See the module's docstring. `options` are those of connections between nodes."""
+    """See the module's docstring. `options` are those of connections between nodes, `incarnation`
+    is that of this process."""
 
     def __init__(
         self,
@@ -57,8 +60,10 @@ class ControllerDriver:
         rng: Random,
         options: ConnectionOptions,
         *,
+        incarnation: int,
         address_of: AddressOf = own_address,
     ) -> None:
+        self._incarnation = incarnation
         self._address_of = address_of
         self._metadata = metadata
         self._core = Controller(config, rng)
@@ -155,7 +160,7 @@ class ControllerDriver:
         node = self._metadata.state.nodes.get(effect.node_id)
         answered, refused = None, False
         if effect.node_id == self._metadata.controller:
-            answered = effect.incarnation  # this process, however its address looks from here
+            answered = self._incarnation  # this process, however its address looks from here
         elif node is not None:
             where = self._address_of(node)
             answered, refused = await probe(node, effect.incarnation, self._options, where)
@@ -172,8 +177,8 @@ async def probe(
     options: ConnectionOptions,
     where: tuple[str, int] | None = None,
 ) -> tuple[int | None, bool]:
-    """(who answers, whether nobody listens). The answer does not name an incarnation: a process
-    that was just restarted is told from the one before when it registers."""
+    """(who answers, whether nobody listens). Who is about to stop does not say which process it is:
+    it is taken for the one of this incarnation."""
     try:
         connection = await Connection.open(*(where or own_address(node)), options)
     except NodeStopping:
@@ -191,7 +196,7 @@ async def probe(
         return None, False
     finally:
         await connection.close()
-    return incarnation, False
+    return hello.incarnation, False
 
 
 def is_refusal(error: BaseException) -> bool:

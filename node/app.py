@@ -143,6 +143,7 @@ class Node:
             config.controller,
             rng,
             self._peer_options(),
+            incarnation=self.incarnation,
             address_of=self._address_of,
         )
         self.membership: Membership | None = None

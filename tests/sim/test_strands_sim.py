@@ -20,6 +20,10 @@ from simworkload import Workload
 from test_cluster_sim import HEAL_S, create_topics
 
 SEEDS_PER_TEST = 5
+FOUND = [300]
+"""All nodes were killed before they had noted who they had registered as, and no controller
+stayed: each took processes that waited for their predecessors' leases for nodes that do not get
+there."""
 
 
 async def scenario(
@@ -88,7 +92,7 @@ def simulate(seed: int) -> tuple[SimCluster, Strands]:
     return cluster, strands
 
 
-@pytest.mark.parametrize("group", seed_groups(40, SEEDS_PER_TEST))
+@pytest.mark.parametrize("group", [FOUND, *seed_groups(40, SEEDS_PER_TEST)])
 def test_strands_survive_the_faults_of_their_cluster(group: list[int]) -> None:
     for seed in group:
         with replayable("test_strands_survive_the_faults_of_their_cluster", seed):

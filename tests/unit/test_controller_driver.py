@@ -31,9 +31,11 @@ class World:
         self.log.leader = None
         self.metadata = FakeMetadata(self.log, 1)
         self.options = ConnectionOptions(role="node")
-        self.driver = ControllerDriver(self.metadata, config, Random(1), self.options)
+        self.driver = ControllerDriver(
+            self.metadata, config, Random(1), self.options, incarnation=1
+        )
         self.servers = {
-            one: TcpServer({}, node_id=one, cluster_id="test", admit=self.admit)
+            one: TcpServer({}, node_id=one, cluster_id="test", incarnation=1, admit=self.admit)
             for one in (1, 2, 3)
         }
         self.hellos: list[Hello] = []
@@ -108,6 +110,20 @@ def test_a_new_controller_fences_at_once_the_node_whose_process_is_gone() -> Non
         await world.until(lambda: 2 not in world.alive())
         assert world.alive() == [1, 3]
         assert all(one.leader in (1, 3) for _, _, one in world.metadata.state.all_partitions())
+
+    run(body)
+
+
+@pytest.mark.parametrize("node_id", [1, 2], ids=["of the controller", "of another node"])
+def test_a_process_whose_successor_is_there_is_fenced_at_once(node_id: int) -> None:
+    """The successor, which answers, may have to wait for that: it has no proof that it is one. It
+    must not count as somebody who is well and does not get here."""
+
+    async def body(world: World) -> None:
+        await world.register(node_id, incarnation=2)
+        world.log.lead(1)
+        await world.until(lambda: node_id not in world.alive())
+        assert len(world.alive()) == 2
 
     run(body)
 
@@ -194,7 +210,7 @@ def test_a_probe_tells_an_answer_from_silence_from_nobody_there() -> None:
     async def body(world: World) -> None:
         node = world.metadata.state.nodes[2]
         quick = replace(world.options, connect_ms=100)
-        assert await probe(node, 5, quick) == (5, False)
+        assert await probe(node, 5, quick) == (1, False)
         # The address belongs to another node by now, or to another cluster.
         other = replace(node, port=world.servers[3].port)
         assert await probe(other, 5, quick) == (-1, False)

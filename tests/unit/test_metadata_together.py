@@ -46,7 +46,8 @@ class Node:
         self.incarnation = incarnation
         self.metadata = metadata
         self.driver = ControllerDriver(
-            metadata, ControllerConfig(lease_ms=60_000), Random(node_id), OPTIONS
+            *(metadata, ControllerConfig(lease_ms=60_000), Random(node_id), OPTIONS),
+            incarnation=incarnation,
         )
         self.beating: dict[Session, int] = {}
         handlers = MetadataHandlers(metadata, node_id)
@@ -58,6 +59,7 @@ class Node:
             },
             node_id=node_id,
             cluster_id="test",
+            incarnation=incarnation,
             admit=self.admit,
             on_leave=self.on_leave,
         )
