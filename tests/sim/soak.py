@@ -134,6 +134,8 @@ def main() -> int:
             if given.text in failure:
                 sys.stdout.write(f"seed {seed}: {failure}\n")
                 sys.stdout.flush()
+        if done % 100 == 0:
+            sys.stderr.write(f"{given.kind}: {done} of {len(jobs)} seeds\n")
         if time.monotonic() - began > given.seconds:
             break
     failed = sum(families.values())
