@@ -222,6 +222,9 @@ class Upkeep:
                 "partition=%s damage=[%d,%d) node=%d cannot help: %s",
                 strand, damage.start, damage.end, node, error,
             )  # fmt: skip
+            if strand.log.failure is not None and not strand.partition.closed:
+                # It refuses writes from now on, and perhaps nobody writes to it for a while.
+                self._partitions.failed(strand.partition, error)
             return False
         self.repaired += 1
         logger.warning(

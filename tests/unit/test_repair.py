@@ -8,7 +8,7 @@ import pytest
 from simdisk import SimDisk
 
 from raftq.client.wire.batch import encode, stamp
-from raftq.client.wire.errors import ConnectFailed, FencedEpoch, UnknownPartition
+from raftq.client.wire.errors import ConnectFailed, FencedEpoch, StorageFailed, UnknownPartition
 from raftq.client.wire.node_messages import ReadReplica
 from raftq.cluster.topic_config import topic_config
 from raftq.node.config import StorageConfig
@@ -169,6 +169,20 @@ def test_a_leader_takes_nothing_from_a_replica_that_has_not_been_cut_yet() -> No
         await leader.repair()
         assert not leader.log.damaged
         assert leader.values() == expected
+
+    run(scenario)
+
+
+def test_a_disk_that_fails_while_it_is_repaired_ends_the_node_and_not_only_the_log() -> None:
+    """Else a log that nobody writes to refuses the next record, whenever that comes."""
+
+    async def scenario(members: dict[int, Member]) -> None:
+        await diverge(members)
+        leader = members[1]
+        leader.rot(5)
+        leader.disk.fail_sync = True
+        with pytest.raises(StorageFailed):
+            await leader.upkeep._try(leader.strand)
 
     run(scenario)
 
