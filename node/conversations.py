@@ -158,7 +158,10 @@ class Conversation:
                 if left <= 0:
                     break
         except CorruptBatch as error:
-            logger.error("partition=%s node=%d refused: %s", strand, self.node_id, error)
+            logger.error(
+                "partition=%s node=%d refused what it was handed from offset %d on: %s",
+                strand, self.node_id, offset, error,
+            )  # fmt: skip
             strand.damaged(error)
         except RaftqError as error:
             logger.warning("partition=%s node=%d refused, and %s", strand, self.node_id, error)

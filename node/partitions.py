@@ -467,6 +467,10 @@ class Partitions:
         """A disk that fails to write or sync cannot be trusted with the rest either."""
         self._on_fatal(error)
 
+    def resign(self, partition: Partition, reason: str) -> None:
+        """Ask for another leader of a partition that cannot go on under this one."""
+        self._spawn(self._proposals.resign(partition, reason))
+
     def _not_synced(self, log: Log, error: Exception) -> None:
         """Called from the syncer's thread. Perhaps nobody waited for this sync, and without a word
         the node would lead on with a log that takes nothing any more."""
@@ -510,7 +514,7 @@ class Partitions:
         if replica.role != "leader":
             return waits
         if replica.should_resign(self._alive, now, self._hearing.silent):
-            self._spawn(self._proposals.resign(partition))
+            self.resign(partition, "no follower fetches here")
         elif (change := replica.next_change(self._alive, now)) is not None:
             self._spawn(self._proposals.change(partition, change))
         return waits or replica.is_behind() or self._misses(partition)

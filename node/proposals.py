@@ -91,11 +91,9 @@ class Proposals:
             return  # the partition is closed as soon as its node hears of that
         partition.answered(change, topic.partitions[place.number].version)
 
-    async def resign(self, partition: Partition) -> None:
+    async def resign(self, partition: Partition, reason: str) -> None:
         place, epoch = partition.place, partition.replica.epoch
-        logger.warning(
-            "partition=%s no follower fetches here: it should have another leader", place
-        )
+        logger.warning("partition=%s should have another leader: %s", place, reason)
         async with self._room:
             try:
                 await self._metadata.propose(

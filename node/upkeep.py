@@ -189,8 +189,18 @@ class Upkeep:
             for node in self._who_knows(strand):
                 if await self._copy(strand, damage, node):
                     break
+        self._hand_on(strand)
         given_up = self._stopped or strand.partition.closed or strand.log.failure is not None
         return given_up or not strand.log.damaged
+
+    def _hand_on(self, strand: Strand) -> None:
+        """What is damaged before it was replicated is nowhere else, and no follower gets past it.
+        It is not acknowledged: under another leader everybody goes on without it."""
+        readable = strand.reach.high_watermark
+        if strand.replica.role == "leader" and any(
+            one.start >= readable for one in strand.log.damaged
+        ):
+            self._partitions.resign(strand.partition, "what followers wait for is damaged here")
 
     def _who_knows(self, strand: Strand) -> list[int]:
         """The nodes whose readable records are this replica's, too; nobody while nobody leads."""

@@ -36,6 +36,7 @@ class Member:
         self.node_id = node_id
         self.others = others
         self.asked: list[int] = []
+        self.resigned: list[str] = []
         self.on_damage: Callable[[Strand, BaseException], None] | None = None
         self.disk = SimDisk(node_id)
         self.disk.make_directory("/p")
@@ -94,6 +95,9 @@ class Member:
     def disk_full(self) -> None: ...
     def failed(self, partition: Partition, error: BaseException) -> None:
         raise error
+
+    def resign(self, partition: Partition, reason: str) -> None:
+        self.resigned.append(reason)
 
     def spawn(self, work: Awaitable[None]) -> None:
         self.tasks.append(asyncio.ensure_future(work))  # type: ignore[arg-type]
@@ -169,6 +173,29 @@ def test_a_leader_takes_nothing_from_a_replica_that_has_not_been_cut_yet() -> No
         await leader.repair()
         assert not leader.log.damaged
         assert leader.values() == expected
+
+    run(scenario)
+
+
+def test_a_leader_whose_damage_nobody_can_help_with_hands_on_what_is_not_acknowledged() -> None:
+    """1. What is readable is asked for until somebody has it: the leader stays.
+    2. What was not replicated before it was damaged is nowhere else, and followers wait behind it.
+    """
+
+    async def scenario(members: dict[int, Member]) -> None:
+        await diverge(members)
+        leader = members[1]
+        del members[3]
+        leader.rot(5)
+        await leader.repair()
+        assert leader.resigned == []
+        leader.take(3, b"of nobody else")
+        leader.rot(7)
+        await leader.repair()
+        assert leader.resigned == ["what followers wait for is damaged here"]
+        decide({1: leader}, 4, 3, (1, 3))
+        await leader.repair()
+        assert len(leader.resigned) == 1, "a follower has nothing to hand on"
 
     run(scenario)
 
