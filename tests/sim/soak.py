@@ -66,9 +66,8 @@ def run_one(job: Job) -> Outcome:
             call()
     except KeyboardInterrupt:
         raise
-    except (
-        BaseException
-    ) as error:  # a simulated crash and a failed `pytest.raises` are no Exception
+    except BaseException as error:
+        # A simulated crash and a failed `pytest.raises` are no Exception.
         found = error
         while isinstance(found, BaseExceptionGroup):
             found = found.exceptions[0]
