@@ -99,8 +99,10 @@ class _Leavers:
             for topic, number, one in cluster.consensus.state.all_partitions()
         }
         self._heard = {key: self._epoch_heard(key, one) for key, one in self._began.items()}
-        lags = cluster.plan.world.lags_s
-        self._late = {one: lag_s > LATE_S for one, lag_s in lags.items()}
+        late = {one for one, lag_s in cluster.plan.world.lags_s.items() if lag_s > LATE_S}
+        voters = set(cluster.plan.voters)
+        # An observer hears no sooner than the voter that it watches, and that may be any.
+        self._late = late if late.isdisjoint(voters) else late | (set(cluster.nodes) - voters)
 
     def _epoch_heard(self, key: Partition, one: PartitionState) -> int:
         """The newest epoch that every copy has heard of, and in which nothing is being decided."""
@@ -113,7 +115,7 @@ class _Leavers:
         for topic, number, one in self._cluster.consensus.state.all_partitions():
             began = self._began.get((topic.name, number), one)
             for member in began.isr:
-                late = self._late.get(member) or self._late.get(one.leader or 0)
+                late = member in self._late or one.leader in self._late
                 if late and one.epoch != self._heard.get((topic.name, number), one.epoch):
                     continue
                 if member in one.replicas and member not in one.isr:
