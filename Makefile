@@ -10,7 +10,7 @@ SEEDS ?= 1000
 # Tests start hundreds of nodes: they would compile every module each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all sim model check format chaos bench clean types tools try-tools
+.PHONY: setup demo test test-all sim model check format chaos bench clean tools try-tools
 
 setup: $(STAMP)
 
@@ -19,13 +19,8 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-# mypy and import-linter cannot see the package-dir mapping of an editable install, so they read a
-# tree of symlinks that has the import names as folders.
-types: $(STAMP)
-	@$(BIN)/python .ci/import_tree.py
-
 demo: $(STAMP)
-	@$(BIN)/python -m raftq.node.demo
+	@$(BIN)/python -m raftq_demo
 
 # toxiproxy-server, for faults of links, and TLC, for the model of replication: into .tools.
 tools: $(STAMP)
@@ -59,11 +54,11 @@ model: $(STAMP)
 	@.ci/get_tools.sh tla
 	@RAFTQ_MODEL=deep $(BIN)/python -m pytest tests/model $(TESTS)
 
-check: types
+check: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@cd .types && ../$(BIN)/lint-imports --no-cache --config ../pyproject.toml
+	@cd src && ../$(BIN)/lint-imports --no-cache --config ../pyproject.toml
 	@$(BIN)/python -m pytest -q tests/unit/test_repository.py
 
 format: $(STAMP)
@@ -76,7 +71,7 @@ chaos: $(STAMP) try-tools
 	@$(BIN)/raftq chaos run --all --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 
 bench: $(STAMP)
-	@$(BIN)/python -m raftq.node.bench $(BENCH)
+	@$(BIN)/python -m raftq_bench $(BENCH)
 
 clean:
-	rm -rf $(VENV) .types .bench .tools build dist *.egg-info
+	rm -rf $(VENV) .bench .tools build dist *.egg-info

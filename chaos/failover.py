@@ -16,11 +16,11 @@ from typing import Literal
 from raftq.chaos.recorder import Clock
 from raftq.chaos.timeline import percentile
 from raftq.chaos.world import World
-from raftq.client.admin import Admin
-from raftq.client.producer import Producer
+from raftq.client.admin.admin import Admin
+from raftq.client.common.errors import RaftqError
+from raftq.client.common.tasks import sleep
+from raftq.client.producer.producer import Producer
 from raftq.client.results import Delivery, PartitionDescription
-from raftq.client.tasks import pause
-from raftq.client.wire.errors import RaftqError
 
 TOPIC = "failover"
 PARTITIONS = 6
@@ -90,7 +90,7 @@ class Failover:
                     self._say(f"  not sent: {error!r}")
                     continue
                 delivery.add_done_callback(partial(self._note, number, sent))
-            await pause(SEND_S)
+            await sleep(SEND_S)
 
     def _note(self, number: int, sent: float, done: Delivery) -> None:
         if done.exception() is None:
@@ -105,7 +105,7 @@ class Failover:
             firsts = [self._first(number, gone) for number in led]
             if all(one is not None for one in firsts):
                 return max(one for one in firsts if one is not None) - began
-            await pause(SEND_S)
+            await sleep(SEND_S)
         return ANSWER_S
 
     def _first(self, number: int, gone: float) -> float | None:
@@ -116,7 +116,7 @@ class Failover:
         """Wait until all are in sync and a node of the kind leads; who, and which partitions."""
         async with asyncio.timeout(SETTLE_S):
             while True:
-                await pause(0.2)
+                await sleep(0.2)
                 try:
                     controller = (await admin.cluster_status()).controller
                     parts = (await admin.describe_topic(TOPIC)).partitions
@@ -127,7 +127,7 @@ class Failover:
                 for part in parts:
                     leader = part.leader
                     if leader and (leader == controller) == (victim == "controller"):
-                        await pause(0.3)
+                        await sleep(0.3)
                         return leader, [one.partition for one in parts if one.leader == leader]
 
     async def _do(self, action: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ from math import inf
 from raftq.chaos.history import (
     Final,
     History,
-    Ownership,
+    OwnedSpan,
     Partition,
     Recall,
     Receive,
@@ -33,12 +33,12 @@ def check_stores(history: History) -> Iterator[Anomaly]:
     stores: dict[Key, list[Store]] = {}
     for one in history.of(Store):
         if one.may_have_happened:
-            stores.setdefault((one.group, one.place), []).append(one)
+            stores.setdefault((one.group, one.partition_key), []).append(one)
     claims: dict[Key, list[Recall]] = {}
     for read in history.of(Recall):
         if read.status == "ok":
-            claims.setdefault((read.group, read.place), []).append(read)
-            yield from _check_recall(read, stores.get((read.group, read.place), []))
+            claims.setdefault((read.group, read.partition_key), []).append(read)
+            yield from _check_recall(read, stores.get((read.group, read.partition_key), []))
     for key, made in stores.items():
         for one in made:
             for claim in claims.get(key, []):
@@ -72,12 +72,12 @@ def _check_recall(read: Recall, stores: list[Store]) -> Iterator[Anomaly]:
 
 def check_owners(history: History, skew_s: float = 0.0) -> Iterator[Anomaly]:
     """Each partition has one owner per generation, and is given up before it is given on."""
-    owners: dict[Key, list[Ownership]] = {}
-    for one in history.of(Ownership):
-        owners.setdefault((one.group, one.place), []).append(one)
+    owners: dict[Key, list[OwnedSpan]] = {}
+    for one in history.of(OwnedSpan):
+        owners.setdefault((one.group, one.partition_key), []).append(one)
     for held in owners.values():
         held.sort(key=lambda one: (one.at, one.owner_epoch))
-        epochs: dict[int, Ownership] = {}
+        epochs: dict[int, OwnedSpan] = {}
         for at, one in enumerate(held):
             other = epochs.setdefault(one.owner_epoch, one)
             if other.client != one.client:
@@ -95,32 +95,32 @@ def check_owners(history: History, skew_s: float = 0.0) -> Iterator[Anomaly]:
 
 def check_receives(history: History, final: Final) -> Iterator[Anomaly]:
     """A group gets every record of its partitions, and stores no position past one it did not."""
-    kept = {place: dict(rows) for place, rows in final.logs.items()}
+    kept = {partition_key: dict(rows) for partition_key, rows in final.logs.items()}
     seen: dict[Key, set[int]] = {}
     position: dict[tuple[Key, str], int] = {}
     for one in history.operations:
         if isinstance(one, Receive):
-            key = (one.group, one.place)
+            key = (one.group, one.partition_key)
             if one.offset <= position.get((key, one.client), -1):
                 yield Anomaly("went back", f"{one} after {position[key, one.client]}")
             position[key, one.client] = one.offset
-            yield from _missing(one, kept.get(one.place, {}), seen.setdefault(key, set()))
+            yield from _missing(one, kept.get(one.partition_key, {}), seen.setdefault(key, set()))
             seen[key].add(one.offset)
         elif isinstance(one, Store):
-            key = (one.group, one.place)
-            yield from _missing(one, kept.get(one.place, {}), seen.setdefault(key, set()))
-        elif isinstance(one, Ownership):
-            position.pop(((one.group, one.place), one.client), None)  # it starts anew
+            key = (one.group, one.partition_key)
+            yield from _missing(one, kept.get(one.partition_key, {}), seen.setdefault(key, set()))
+        elif isinstance(one, OwnedSpan):
+            position.pop(((one.group, one.partition_key), one.client), None)  # it starts anew
     yield from _unread(final, seen)
 
 
 def _unread(final: Final, seen: dict[Key, set[int]]) -> Iterator[Anomaly]:
     for group, topics in final.read.items():
-        for place, rows in final.logs.items():
-            if place[0] in topics:
-                unread = [row for row in rows if row[0] not in seen.get((group, place), ())]
+        for partition_key, rows in final.logs.items():
+            if partition_key[0] in topics:
+                unread = [row for row in rows if row[0] not in seen.get((group, partition_key), ())]
                 if unread:
-                    yield Anomaly("unread", f"{group} did not read {unread[:5]} of {place}")
+                    yield Anomaly("unread", f"{group} did not read {unread[:5]} of {partition_key}")
 
 
 def _missing(one: Receive | Store, log: dict[int, str], seen: set[int]) -> Iterator[Anomaly]:

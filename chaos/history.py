@@ -34,12 +34,12 @@ class Operation:
     at: float
 
     @property
-    def place(self) -> Partition:
+    def partition_key(self) -> Partition:
         return self.topic, self.partition
 
 
 @dataclass(slots=True, kw_only=True)
-class Call(Operation):
+class HistoryCall(Operation):
     """An operation that takes time and has an outcome."""
 
     ended: float | None = None
@@ -60,7 +60,7 @@ class Call(Operation):
 
 
 @dataclass(slots=True, kw_only=True)
-class Publish(Call):
+class Publish(HistoryCall):
     """0.0: due at once, ends never."""
 
     value: str
@@ -73,14 +73,14 @@ class Publish(Call):
 
 
 @dataclass(slots=True, kw_only=True)
-class Cancel(Call):
+class Cancel(HistoryCall):
     """Of a delayed record, known by its value. ok means that it was pending and is not any more."""
 
     value: str
 
 
 @dataclass(slots=True, kw_only=True)
-class Delivery(Operation):
+class LeasedDelivery(Operation):
     """A record was leased. `granted` is when the leader decided so, `deadline` when it ends, by
     the leader's clock; `asked` is when the holder asked for it, by its own."""
 
@@ -102,7 +102,7 @@ class Delivery(Operation):
 
 
 @dataclass(slots=True, kw_only=True)
-class Settlement(Call):
+class SettleEvent(HistoryCall):
     """What a holder said about a delivery. `delay` in seconds; None: the backoff."""
 
     group: str
@@ -113,7 +113,7 @@ class Settlement(Call):
 
 
 @dataclass(slots=True, kw_only=True)
-class Redrive(Call):
+class Redrive(HistoryCall):
     """A dead letter was sent back; `topic` and `partition` are where it came from."""
 
     value: str
@@ -129,7 +129,7 @@ class Receive(Operation):
 
 
 @dataclass(slots=True, kw_only=True)
-class Store(Call):
+class Store(HistoryCall):
     """A group's position was stored. `owner_epoch` -1: from outside the group's membership."""
 
     group: str
@@ -138,7 +138,7 @@ class Store(Call):
 
 
 @dataclass(slots=True, kw_only=True)
-class Recall(Call):
+class Recall(HistoryCall):
     """A stored position was read; -1: there was none. With an epoch the partition was claimed."""
 
     group: str
@@ -147,7 +147,7 @@ class Recall(Call):
 
 
 @dataclass(slots=True, kw_only=True)
-class Ownership(Operation):
+class OwnedSpan(Operation):
     """A member owned a partition from `at` to `ended`.
 
     revoked   it was asked to give it up and did
@@ -162,7 +162,7 @@ class Ownership(Operation):
 
 
 @dataclass(slots=True, kw_only=True)
-class Sighting(Call):
+class Sighting(HistoryCall):
     """A node was asked for records and answered as the leader of the partition.
 
     `end_offset` is where the records end that it gave.
@@ -175,7 +175,7 @@ class Sighting(Call):
 
 
 @dataclass(slots=True, kw_only=True)
-class Change(Call):
+class Change(HistoryCall):
     """Somebody changed a topic: asked for `total` partitions, or for so many `copies` of each."""
 
     verb: Literal["create", "delete", "grow", "move", "alter"]
@@ -184,7 +184,7 @@ class Change(Call):
 
 
 @dataclass(slots=True, kw_only=True)
-class Letter:
+class DeadLetterSeen:
     """A dead letter in the end; topic, partition and offset are those of its source."""
 
     topic: str
@@ -201,7 +201,7 @@ class Final:
     """What is there after everything has healed and all groups have drained their partitions."""
 
     logs: dict[Partition, list[tuple[int, str]]] = field(default_factory=dict)
-    letters: list[Letter] = field(default_factory=list)
+    letters: list[DeadLetterSeen] = field(default_factory=list)
     drained: dict[str, list[str]] = field(default_factory=dict)
     """Groups of workers that leased until nothing was left, and their topics."""
     read: dict[str, list[str]] = field(default_factory=dict)
@@ -217,8 +217,8 @@ class Final:
     def to_json(self) -> dict[str, Any]:
         logs = [[topic, number, rows] for (topic, number), rows in self.logs.items()]
         copies = [
-            [*place, node, rows]
-            for place, nodes in self.copies.items()
+            [*partition_key, node, rows]
+            for partition_key, nodes in self.copies.items()
             for node, rows in nodes.items()
         ]
         return {
@@ -237,21 +237,20 @@ class Final:
             for topic, number, rows in given["logs"]
         }
         made = cls(logs=logs, drained=given["drained"], read=given["read"])
-        made.letters = [Letter(**one) for one in given["letters"]]
+        made.letters = [DeadLetterSeen(**one) for one in given["letters"]]
         made.topics = given.get("topics", {})
-        for topic, number, strand, node, rows in given.get("copies", []):
-            found = made.copies.setdefault((topic, number, strand), {})
+        for topic, number, partition_log, node, rows in given.get("copies", []):
+            found = made.copies.setdefault((topic, number, partition_log), {})
             found[node] = [(offset, digest) for offset, digest in rows]
         return made
 
 
 KINDS: dict[str, type[Operation]] = {
-    kind.__name__.lower(): kind
-    for kind in (
-        Publish, Cancel, Delivery, Settlement, Redrive, Receive, Store, Recall, Ownership,
-        Sighting, Change,
-    )
+    "publish": Publish, "cancel": Cancel, "delivery": LeasedDelivery, "settlement": SettleEvent,
+    "redrive": Redrive, "receive": Receive, "store": Store, "recall": Recall, "ownership":
+    OwnedSpan, "sighting": Sighting, "change": Change,
 }  # fmt: skip
+_NAMES = {kind: name for name, kind in KINDS.items()}
 
 Op = TypeVar("Op", bound=Operation)
 
@@ -276,10 +275,10 @@ class History:
         """How many of each kind, calls by how they ended, for reports."""
         found: dict[str, int] = {}
         for one in self.operations:
-            name = type(one).__name__.lower()
-            if isinstance(one, Settlement):
+            name = _NAMES[type(one)]
+            if isinstance(one, SettleEvent):
                 name = one.verb
-            if isinstance(one, Call):
+            if isinstance(one, HistoryCall):
                 name += f" {one.status}"
             found[name] = found.get(name, 0) + 1
         return dict(sorted(found.items()))
@@ -293,7 +292,7 @@ class History:
 
 
 def to_row(operation: Operation) -> dict[str, Any]:
-    return {"kind": type(operation).__name__.lower(), **asdict(operation)}
+    return {"kind": _NAMES[type(operation)], **asdict(operation)}
 
 
 def from_row(row: Mapping[str, Any]) -> Operation:

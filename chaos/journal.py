@@ -18,7 +18,7 @@ from raftq.chaos.history import Final, History, Op, Operation, from_row, to_row
 FLUSH_EVERY = 200
 
 
-class Journal(History):
+class HistoryJournal(History):
     """Use as a context manager, or call `close`."""
 
     __slots__ = ("_file", "_lines", "_numbers")

@@ -22,11 +22,11 @@ from itertools import pairwise
 from math import inf
 
 from raftq.chaos.history import (
-    Call,
     Change,
-    Delivery,
     Final,
     History,
+    HistoryCall,
+    LeasedDelivery,
     Partition,
     Publish,
     Receive,
@@ -43,30 +43,36 @@ def check_order(history: History, final: Final) -> Iterator[Anomaly]:
         # One of unknown outcome may happen later than whatever its client sent after giving it up.
         if one.number >= 0 and one.status == "ok" and not one.deliver_at
     }
-    for place, rows in final.logs.items():
+    for partition_key, rows in final.logs.items():
         newest: dict[tuple[str, int], Publish] = {}
         for offset, value in rows:
-            one = sent.get((place[0], value))
+            one = sent.get((partition_key[0], value))
             if one is None:
                 continue
             before = newest.get((one.client, one.priority))
             if before is not None and one.number < before.number:
-                yield Anomaly("reordered", f"{value!r} at {offset} of {place} after {before}")
+                yield Anomaly(
+                    "reordered", f"{value!r} at {offset} of {partition_key} after {before}"
+                )
                 continue
             newest[one.client, one.priority] = one
 
 
 def check_offsets(history: History, final: Final) -> Iterator[Anomaly]:
     """An offset has one value, whoever is asked, and whenever."""
-    kept = {(place, offset): value for place, rows in final.logs.items() for offset, value in rows}
+    kept = {
+        (partition_key, offset): value
+        for partition_key, rows in final.logs.items()
+        for offset, value in rows
+    }
     told: dict[tuple[Partition, int], tuple[str, object]] = {}
     for one in history.operations:
         if isinstance(one, Publish):
             if one.status != "ok" or one.offset is None or one.offset < 0 or one.deliver_at:
                 continue
-        elif not isinstance(one, Receive | Delivery):
+        elif not isinstance(one, Receive | LeasedDelivery):
             continue
-        key = (one.place, one.offset or 0)
+        key = (one.partition_key, one.offset or 0)
         value, who = told.setdefault(key, (one.value, one))
         if value != one.value:
             yield Anomaly("two values", f"{one} and {who}")
@@ -82,7 +88,7 @@ def check_leaders(history: History) -> Iterator[Anomaly]:
     for one in history.of(Sighting):
         if one.status != "ok":
             continue
-        key = (one.place, one.epoch)
+        key = (one.partition_key, one.epoch)
         other = leaders.setdefault(key, one)
         if other.node != one.node:
             yield Anomaly("two leaders", f"{one} and {other}")
@@ -100,14 +106,14 @@ def check_leaders(history: History) -> Iterator[Anomaly]:
 
 def check_copies(final: Final) -> Iterator[Anomaly]:
     """All copies of a log are the same, from where all of them begin."""
-    for place, nodes in final.copies.items():
+    for partition_key, nodes in final.copies.items():
         copies = {node: dict(rows) for node, rows in nodes.items()}
         start = max((min(rows, default=0) for rows in copies.values()), default=0)
         offsets = sorted({offset for rows in copies.values() for offset in rows if offset >= start})
         for offset in offsets:
             found = {node: rows.get(offset, "nothing") for node, rows in copies.items()}
             if len({*found.values()}) > 1:
-                yield Anomaly("copies differ", f"{place} from offset {offset} on: {found}")
+                yield Anomaly("copies differ", f"{partition_key} from offset {offset} on: {found}")
                 break
 
 
@@ -174,7 +180,7 @@ def _slow_windows(
 
 def well_ended(history: History) -> list[float]:
     """When operations ended well, sorted."""
-    calls = (one for one in history.of(Call) if not isinstance(one, Sighting))
+    calls = (one for one in history.of(HistoryCall) if not isinstance(one, Sighting))
     return sorted(one.ended for one in calls if one.status == "ok" and one.ended is not None)
 
 

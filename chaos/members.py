@@ -7,12 +7,12 @@ positions of what it gives up. `kill` ends it as kill -9 does: nothing is said t
 from random import Random
 from typing import Unpack
 
-from raftq.chaos.history import History, Ownership, Partition, Recall, Receive, Store
+from raftq.chaos.history import History, OwnedSpan, Partition, Recall, Receive, Store
 from raftq.chaos.recorder import Clock
-from raftq.client.consumer import Consumer
+from raftq.client.common.errors import RaftqError
+from raftq.client.common.tasks import sleep
+from raftq.client.consumer.consumer import Consumer
 from raftq.client.options import Bootstrap, ConsumerSettings
-from raftq.client.tasks import pause
-from raftq.client.wire.errors import RaftqError
 
 
 class StreamMember:
@@ -35,7 +35,7 @@ class StreamMember:
         """After the last record that it got, of what it owns."""
         self._group = settings["group"]
         self._chance = chance
-        self._owned: dict[Partition, Ownership] = {}
+        self._owned: dict[Partition, OwnedSpan] = {}
         self._looked_at = clock()
         self._not_held_at: dict[Partition, float] = {}
         """Of what it was given: when that was not yet so."""
@@ -66,7 +66,7 @@ class StreamMember:
         self._look()
         records = await self.consumer.poll(max_records=50, timeout=0.5)
         for record in records:
-            place = (record.topic, record.partition)
+            partition_key = (record.topic, record.partition)
             self.history.add(
                 Receive(
                     client=self.name,
@@ -78,31 +78,33 @@ class StreamMember:
                     value=record.value.decode(),
                 )
             )
-            self.positions[place] = record.offset + 1
+            self.positions[partition_key] = record.offset + 1
         if records:
-            await pause(self._chance.uniform(0, 2 * self.work_s))
+            await sleep(self._chance.uniform(0, 2 * self.work_s))
         if self._chance.random() < 0.7:
-            for place in list(self.positions):
-                await self._store(place)
+            for partition_key in list(self.positions):
+                await self._store(partition_key)
 
     def _look(self) -> None:
         """See what it was given since it last looked."""
         assert self.consumer._group is not None
         held = self.consumer._group.holdings
         before = self._not_held_at
-        self._not_held_at = {place: before.get(place, self._looked_at) for place in held}
+        self._not_held_at = {
+            partition_key: before.get(partition_key, self._looked_at) for partition_key in held
+        }
         self._looked_at = self.clock()
 
-    async def _store(self, place: Partition) -> None:
-        offset = self.positions.get(place)
-        owned = self._owned.get(place)
-        if offset is None or owned is None or self._stored.get(place) == offset:
+    async def _store(self, partition_key: Partition) -> None:
+        offset = self.positions.get(partition_key)
+        owned = self._owned.get(partition_key)
+        if offset is None or owned is None or self._stored.get(partition_key) == offset:
             return
         noted = self.history.add(
             Store(
                 client=self.name,
-                topic=place[0],
-                partition=place[1],
+                topic=partition_key[0],
+                partition=partition_key[1],
                 at=self.clock(),
                 group=self._group,
                 offset=offset,
@@ -110,51 +112,51 @@ class StreamMember:
             )
         )
         try:
-            await self.consumer.commit({place: offset})
+            await self.consumer.commit({partition_key: offset})
         except RaftqError as error:
             noted.end(error.outcome, self.clock(), repr(error))
         else:
             noted.end("ok", self.clock())
-            self._stored[place] = offset
+            self._stored[partition_key] = offset
         self.history.note(noted)
 
-    def _assigned(self, places: list[Partition]) -> None:
+    def _assigned(self, partition_keys: list[Partition]) -> None:
         assert self.consumer._group is not None
-        for place in places:
-            holding = self.consumer._group.holdings[place]
-            self.positions.pop(place, None)
-            self._stored.pop(place, None)
+        for partition_key in partition_keys:
+            holding = self.consumer._group.holdings[partition_key]
+            self.positions.pop(partition_key, None)
+            self._stored.pop(partition_key, None)
             claim = Recall(
                 client=self.name,
-                topic=place[0],
-                partition=place[1],
-                at=self._not_held_at.get(place, self._looked_at),
+                topic=partition_key[0],
+                partition=partition_key[1],
+                at=self._not_held_at.get(partition_key, self._looked_at),
                 group=self._group,
                 offset=holding.stored,
                 owner_epoch=holding.owner_epoch,
             )
             claim.end("ok", self.clock())
             self.history.add(claim)
-            self._owned[place] = self.history.add(
-                Ownership(
+            self._owned[partition_key] = self.history.add(
+                OwnedSpan(
                     client=self.name,
-                    topic=place[0],
-                    partition=place[1],
+                    topic=partition_key[0],
+                    partition=partition_key[1],
                     at=self.clock(),
                     group=self._group,
                     owner_epoch=holding.owner_epoch,
                 )
             )
 
-    async def _revoked(self, places: list[Partition]) -> None:
-        for place in places:
-            await self._store(place)
-            self.positions.pop(place, None)
-            owned = self._owned.pop(place, None)
+    async def _revoked(self, partition_keys: list[Partition]) -> None:
+        for partition_key in partition_keys:
+            await self._store(partition_key)
+            self.positions.pop(partition_key, None)
+            owned = self._owned.pop(partition_key, None)
             if owned is None:
                 continue
             group = self.consumer._group
-            holding = None if group is None else group.holdings.get(place)
+            holding = None if group is None else group.holdings.get(partition_key)
             is_mine = holding is not None and not holding.lost
             owned.ended, owned.how = self.clock(), "revoked" if is_mine else "lost"
             self.history.note(owned)

@@ -21,7 +21,7 @@ SETTLE_S = 5.0
 class Outage:
     """Of one partition."""
 
-    place: Partition
+    partition_key: Partition
     began: float
     ended: float
 
@@ -36,7 +36,7 @@ class Cost:
 
     fault: Span
     outage_s: float
-    place: Partition | None = None
+    partition_key: Partition | None = None
 
 
 def outages(history: History, ended: float) -> list[Outage]:
@@ -44,14 +44,16 @@ def outages(history: History, ended: float) -> list[Outage]:
     sent: dict[Partition, list[Publish]] = {}
     for one in history.of(Publish):
         if one.partition >= 0:  # else its key decides, and it was never acknowledged
-            sent.setdefault(one.place, []).append(one)
+            sent.setdefault(one.partition_key, []).append(one)
     found = [
-        outage for place, records in sent.items() for outage in _of_place(place, records, ended)
+        outage
+        for partition_key, records in sent.items()
+        for outage in _of_place(partition_key, records, ended)
     ]
-    return sorted(found, key=lambda one: (one.began, one.place))
+    return sorted(found, key=lambda one: (one.began, one.partition_key))
 
 
-def _of_place(place: Partition, records: list[Publish], ended: float) -> Iterable[Outage]:
+def _of_place(partition_key: Partition, records: list[Publish], ended: float) -> Iterable[Outage]:
     acknowledged = sorted(
         one.ended for one in records if one.status == "ok" and one.ended is not None
     )
@@ -65,7 +67,7 @@ def _of_place(place: Partition, records: list[Publish], ended: float) -> Iterabl
         if first < len(records) and records[first].at < moment:
             began = max(before, records[first].at)
             if began < moment:
-                yield Outage(place, began, moment)
+                yield Outage(partition_key, began, moment)
         before = moment
 
 
@@ -86,13 +88,13 @@ def costs(faults: Iterable[Span], history: History, ended: float) -> list[Cost]:
         during = [
             one
             for one in found[bisect_left(begins, span.began) : bisect_left(begins, until)]
-            if one.place not in span.excused
+            if one.partition_key not in span.excused
         ]
         worst = max(during, key=lambda one: min(one.ended, until) - one.began, default=None)
         if worst is None:
             rows.append(Cost(span, 0.0))
         else:
-            rows.append(Cost(span, min(worst.ended, until) - worst.began, worst.place))
+            rows.append(Cost(span, min(worst.ended, until) - worst.began, worst.partition_key))
     return rows
 
 

@@ -30,25 +30,25 @@ from math import inf
 
 from raftq.chaos.history import (
     Cancel,
-    Delivery,
+    DeadLetterSeen,
     Final,
     History,
-    Letter,
+    LeasedDelivery,
     Partition,
     Publish,
     Receive,
     Redrive,
-    Settlement,
+    SettleEvent,
 )
 from raftq.chaos.verdict import Anomaly, Rules
 
 
 @dataclass(slots=True)
-class Lease:
+class HeldDelivery:
     """A delivery and everything its holder said about it."""
 
-    delivery: Delivery
-    said: list[Settlement] = field(default_factory=list)
+    delivery: LeasedDelivery
+    said: list[SettleEvent] = field(default_factory=list)
 
     def when(self) -> tuple[float, int]:
         """When it was granted, by a clock that all nodes share."""
@@ -74,17 +74,17 @@ class Lease:
             end = extended if one.status == "ok" else min(end, extended)
         return min(end, given_up)
 
-    def said_to(self, *verbs: str) -> Iterator[Settlement]:
+    def said_to(self, *verbs: str) -> Iterator[SettleEvent]:
         return (one for one in self.said if one.verb in verbs and one.may_have_happened)
 
-    def ends_it(self, rules: Rules) -> Iterator[Settlement]:
+    def ends_it(self, rules: Rules) -> Iterator[SettleEvent]:
         """What settles the record for good, if it happened."""
         yield from self.said_to("ack", "reject")
         if self.delivery.attempt >= rules.max_deliveries:
             yield from self.said_to("nack")
 
 
-def _shortened(delivery: Delivery) -> float:
+def _shortened(delivery: LeasedDelivery) -> float:
     return delivery.safe_until - (delivery.deadline - delivery.granted) * SLEW
 
 
@@ -98,7 +98,7 @@ set."""
 ROUNDED_S = 0.002
 
 
-def leases_of(history: History, rules: Rules) -> dict[LeaseKey, list[Lease]]:
+def leases_of(history: History, rules: Rules) -> dict[LeaseKey, list[HeldDelivery]]:
     """Every record of every group, with its leases in the order they were granted.
 
     Where the nodes' clocks disagree that is told from when they arrived, and those that arrived
@@ -108,23 +108,23 @@ def leases_of(history: History, rules: Rules) -> dict[LeaseKey, list[Lease]]:
     found = all_leases(history)
     for key, leases in found.items():
         if clocks_agree:
-            leases.sort(key=Lease.when)
+            leases.sort(key=HeldDelivery.when)
         else:
             in_time = [one for one in leases if one.delivery.at < _shortened(one.delivery)]
             found[key] = sorted(in_time, key=lambda one: one.delivery.at)
     return found
 
 
-def all_leases(history: History) -> dict[LeaseKey, list[Lease]]:
+def all_leases(history: History) -> dict[LeaseKey, list[HeldDelivery]]:
     """Every record of every group, with its leases and what was said about them."""
-    found: dict[LeaseKey, list[Lease]] = {}
-    by_receipt: dict[tuple[LeaseKey, str], Lease] = {}
-    for one in history.of(Delivery):
-        key = (one.group, one.place, one.offset)
-        lease = by_receipt[key, one.receipt] = Lease(one)
+    found: dict[LeaseKey, list[HeldDelivery]] = {}
+    by_receipt: dict[tuple[LeaseKey, str], HeldDelivery] = {}
+    for one in history.of(LeasedDelivery):
+        key = (one.group, one.partition_key, one.offset)
+        lease = by_receipt[key, one.receipt] = HeldDelivery(one)
         found.setdefault(key, []).append(lease)
-    for said in history.of(Settlement):
-        key = (said.group, said.place, said.offset)
+    for said in history.of(SettleEvent):
+        key = (said.group, said.partition_key, said.offset)
         if (known := by_receipt.get((key, said.receipt))) is not None:
             known.said.append(said)
     return found
@@ -147,28 +147,32 @@ def check_records(history: History, final: Final) -> Iterator[Anomaly]:
         key = (one.topic, one.value)
         sent[key] = one
         if one.topic in topics:
-            places = kept.get(key, [])
-            yield from _check_record(one, places, cancels.get(key), extra.get(key, 0))
-    for key, places in kept.items():
+            partition_keys = kept.get(key, [])
+            yield from _check_record(one, partition_keys, cancels.get(key), extra.get(key, 0))
+    for key, partition_keys in kept.items():
         if key not in sent:
-            yield Anomaly("phantom", f"{key[1]!r} at {places} of {key[0]}")
+            yield Anomaly("phantom", f"{key[1]!r} at {partition_keys} of {key[0]}")
 
 
 def _check_record(
-    one: Publish, places: list[tuple[int, int]], cancel: Cancel | None, extra: int
+    one: Publish, partition_keys: list[tuple[int, int]], cancel: Cancel | None, extra: int
 ) -> Iterator[Anomaly]:
-    if len(places) > 1 + extra:
-        yield Anomaly("doubled", f"{one} is at {places}")
+    if len(partition_keys) > 1 + extra:
+        yield Anomaly("doubled", f"{one} is at {partition_keys}")
     if cancel is not None and cancel.status == "ok":
-        if places:
-            yield Anomaly("cancelled", f"{one} is at {places}")
-    elif one.status == "ok" and not places:
+        if partition_keys:
+            yield Anomaly("cancelled", f"{one} is at {partition_keys}")
+    elif one.status == "ok" and not partition_keys:
         if cancel is None or not cancel.may_have_happened:
             yield Anomaly("lost", str(one))
-    elif one.status == "ok" and not one.deliver_at and (one.partition, one.offset) not in places:
-        yield Anomaly("misplaced", f"{one} is at {places}")
-    elif one.status == "failed" and places:
-        yield Anomaly("revived", f"{one} is at {places}")
+    elif (
+        one.status == "ok"
+        and not one.deliver_at
+        and (one.partition, one.offset) not in partition_keys
+    ):
+        yield Anomaly("misplaced", f"{one} is at {partition_keys}")
+    elif one.status == "failed" and partition_keys:
+        yield Anomaly("revived", f"{one} is at {partition_keys}")
 
 
 def check_times(history: History, rules: Rules) -> Iterator[Anomaly]:
@@ -178,8 +182,8 @@ def check_times(history: History, rules: Rules) -> Iterator[Anomaly]:
     early_s = rules.skew_s if rules.early_s is None else rules.early_s
     first: dict[tuple[str, str], float] = {}
     for given in history.operations:
-        if isinstance(given, Delivery | Receive):
-            moment = given.granted if by_node and isinstance(given, Delivery) else given.at
+        if isinstance(given, LeasedDelivery | Receive):
+            moment = given.granted if by_node and isinstance(given, LeasedDelivery) else given.at
             key = (given.topic, given.value)
             first[key] = min(moment, first.get(key, inf))
     ends = {}
@@ -190,7 +194,7 @@ def check_times(history: History, rules: Rules) -> Iterator[Anomaly]:
             yield Anomaly("early", f"{one} was given out at {moment:.3f}")
         if one.deliver_at and one.deliver_at + rules.late_s < moment < inf:
             yield Anomaly("late", f"{one} was given out at {moment:.3f}")
-    for lease in history.of(Delivery):
+    for lease in history.of(LeasedDelivery):
         end = ends.get((lease.topic, lease.value), 0.0)
         if end and lease.granted > end + rules.skew_s:
             yield Anomaly("expired", f"{lease} ended at {end:.3f}")
@@ -207,7 +211,9 @@ def check_leases(history: History, rules: Rules) -> Iterator[Anomaly]:
                 yield from _check_next(leases[:at], lease, rules)
 
 
-def _check_next(earlier: list[Lease], lease: Lease, rules: Rules) -> Iterator[Anomaly]:
+def _check_next(
+    earlier: list[HeldDelivery], lease: HeldDelivery, rules: Rules
+) -> Iterator[Anomaly]:
     one = lease.delivery
     began = one.granted + rules.skew_s
     if rules.skew_s > SKEW_S_SMALL:
@@ -240,23 +246,25 @@ def check_drained(history: History, final: Final, rules: Rules) -> Iterator[Anom
     ends = {(one.topic, one.value): one.expires_at for one in history.of(Publish)}
     dead = {(one.group, (one.topic, one.partition), one.offset) for one in final.letters}
     for group, topics in final.drained.items():
-        for place, rows in final.logs.items():
-            if place[0] not in topics:
+        for partition_key, rows in final.logs.items():
+            if partition_key[0] not in topics:
                 continue
             for offset, value in rows:
-                key = (group, place, offset)
+                key = (group, partition_key, offset)
                 held = leases.get(key, [])
                 if clocks_agree:
                     # Only the last one counts: what was said about an earlier one was refused.
-                    held = sorted(held, key=Lease.when)[-1:]
+                    held = sorted(held, key=HeldDelivery.when)[-1:]
                 settled = any(True for lease in held for _ in lease.ends_it(rules))
-                if not settled and key not in dead and not ends.get((place[0], value)):
-                    yield Anomaly("forgotten", f"{value!r} at {offset} of {place} by {group}")
+                if not settled and key not in dead and not ends.get((partition_key[0], value)):
+                    yield Anomaly(
+                        "forgotten", f"{value!r} at {offset} of {partition_key} by {group}"
+                    )
 
 
 def check_letters(history: History, final: Final, rules: Rules) -> Iterator[Anomaly]:
     """A record that was given up is a dead letter, once, and no other record is one."""
-    letters: dict[LeaseKey, list[Letter]] = {}
+    letters: dict[LeaseKey, list[DeadLetterSeen]] = {}
     for one in final.letters:
         letters.setdefault((one.group, (one.topic, one.partition), one.offset), []).append(one)
     leases = leases_of(history, rules)
@@ -279,7 +287,7 @@ def _sent_back(history: History) -> Mapping[tuple[str, str], Redrive]:
     return {(one.topic, one.value): one for one in history.of(Redrive) if one.may_have_happened}
 
 
-def _check_letter(letter: Letter, leases: list[Lease]) -> Iterator[Anomaly]:
+def _check_letter(letter: DeadLetterSeen, leases: list[HeldDelivery]) -> Iterator[Anomaly]:
     for lease in leases:
         one = lease.delivery
         if any(said.status == "ok" for said in lease.said_to("ack")):

@@ -11,16 +11,16 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Any
 
-from raftq.chaos.history import Final, Letter, Partition
+from raftq.chaos.history import DeadLetterSeen, Final, Partition
 from raftq.chaos.scene import NotDrained, Scene
-from raftq.client.admin import Admin
-from raftq.client.connection import Connection, ConnectionOptions
-from raftq.client.consumer import Consumer
-from raftq.client.options import addresses
+from raftq.client.admin.admin import Admin
+from raftq.client.common.errors import OffsetOutOfRange, RaftqError, UnknownPartition
+from raftq.client.common.tasks import sleep
+from raftq.client.consumer.consumer import Consumer
+from raftq.client.net.connection import Connection
+from raftq.client.options import ConnectionOptions, addresses
 from raftq.client.results import Record, TopicDescription
-from raftq.client.tasks import pause
 from raftq.client.wire.batch import Batch
-from raftq.client.wire.errors import OffsetOutOfRange, RaftqError, UnknownPartition
 from raftq.client.wire.node_messages import ReadReplica
 from raftq.client.wire.proof import cluster_proof
 
@@ -50,7 +50,7 @@ async def until(
             return
         if loop.time() >= deadline:
             raise NotDrained(f"{what} is not as it should be in time: {missing}")
-        await pause(LOOK_EVERY_S)
+        await sleep(LOOK_EVERY_S)
 
 
 async def whole(admin: Admin, topic: str, deadline: float) -> TopicDescription:
@@ -126,10 +126,10 @@ async def read_letters(scene: Scene, topic: str, final: Final, deadline: float) 
         final.letters += [letter_of(one.value, one.headers) for one in rows]
 
 
-def letter_of(value: bytes, headers: Mapping[str, bytes]) -> Letter:
+def letter_of(value: bytes, headers: Mapping[str, bytes]) -> DeadLetterSeen:
     """A dead letter, from the headers it has."""
     said = {name: text.decode() for name, text in headers.items()}
-    return Letter(
+    return DeadLetterSeen(
         topic=said["x-dlq-topic"],
         partition=int(said["x-dlq-partition"]),
         offset=int(said["x-dlq-offset"]),
@@ -151,14 +151,14 @@ async def read_copies(scene: Scene, topic: TopicDescription, final: Final, deadl
     loop = asyncio.get_running_loop()
     settled_at = min(deadline, loop.time() + scene.settle_s)
     for one in topic.partitions:
-        for number, strand in enumerate(STRANDS):
+        for number, partition_log in enumerate(STRANDS):
             log = (topic.topic_id, one.partition, number)
             copies = await _read_all(scene, log, one.replicas, deadline)
             while not _agree(copies) and loop.time() < settled_at:
-                await pause(LOOK_EVERY_S)
+                await sleep(LOOK_EVERY_S)
                 copies = await _read_all(scene, log, one.replicas, deadline)
             if any(copies.values()):
-                final.copies[topic.name, one.partition, strand] = copies
+                final.copies[topic.name, one.partition, partition_log] = copies
 
 
 async def _read_all(
@@ -181,17 +181,19 @@ def _agree(copies: Copies) -> bool:
     return all(rows == same[0] for rows in same)
 
 
-async def read_copy(scene: Scene, node: int, topic_id: int, partition: int, strand: int) -> Rows:
+async def read_copy(
+    scene: Scene, node: int, topic_id: int, partition: int, partition_log: int
+) -> Rows:
     """Base offset and digest of every batch in a node's own copy; [] when it has no such log."""
     rows: Rows = []
     offset = 0
     async with _as_node(scene, scene.direct[node]) as connection:
         while True:
-            request = ReadReplica(topic_id, partition, offset, 1 << 20, strand)
+            request = ReadReplica(topic_id, partition, offset, 1 << 20, partition_log)
             try:
                 raw = (await connection.request(request, timeout_s=10.0)).raw
             except UnknownPartition:
-                if strand == 0:
+                if partition_log == 0:
                     raise
                 return []
             except OffsetOutOfRange as error:
@@ -238,9 +240,12 @@ def deadline_of(scene: Scene) -> float:
     return asyncio.get_running_loop().time() + scene.drain_s
 
 
-def ends_of(final: Final, places: Iterable[Partition]) -> dict[Partition, int]:
+def ends_of(final: Final, partition_keys: Iterable[Partition]) -> dict[Partition, int]:
     """Where these logs end, by what was read back."""
-    return {place: final.logs[place][-1][0] + 1 if final.logs[place] else 0 for place in places}
+    return {
+        partition_key: final.logs[partition_key][-1][0] + 1 if final.logs[partition_key] else 0
+        for partition_key in partition_keys
+    }
 
 
 def unique(scene: Scene, name: str) -> str:

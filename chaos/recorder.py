@@ -10,29 +10,29 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar, Unpack
 
 from raftq.chaos.history import (
-    Call,
     Cancel,
-    Delivery,
     History,
+    HistoryCall,
+    LeasedDelivery,
     Partition,
     Publish,
     Recall,
-    Settlement,
+    SettleEvent,
     Status,
     Store,
     Verb,
 )
-from raftq.client.base import Client
-from raftq.client.connection import Reply
+from raftq.client.common.errors import NotLeader, RaftqError
+from raftq.client.net.client import Client
+from raftq.client.net.connection import Reply
 from raftq.client.options import Address, Bootstrap, ClientOptions, ClientSettings
-from raftq.client.producer import Producer
+from raftq.client.producer.producer import Producer
 from raftq.client.wire import queue_messages as wire
 from raftq.client.wire.batch import decode
-from raftq.client.wire.errors import NotLeader, RaftqError
-from raftq.client.wire.messages import Message, Request
+from raftq.client.wire.messages import Request, WireMessage
 from raftq.client.wire.queue_messages import LeasedPartition
 
-R = TypeVar("R", bound=Message)
+R = TypeVar("R", bound=WireMessage)
 Clock = Callable[[], float]
 
 
@@ -59,50 +59,52 @@ class Recorder(Client):
 
     # Asking.
 
-    async def ask(self, place: Partition, request: Request[R]) -> Reply[R]:
+    async def ask(self, partition_key: Partition, request: Request[R]) -> Reply[R]:
         """Ask the leader of a partition, once."""
-        return await self._ask(place, await self._leader(place), request, self.answer_s)
+        return await self._ask(
+            partition_key, await self._leader(partition_key), request, self.answer_s
+        )
 
-    async def _leader(self, place: Partition) -> Address:
+    async def _leader(self, partition_key: Partition) -> Address:
         self._ensure_started()
-        await self._routes.topic(place[0])
-        found = self._routes.leader(*place)
+        await self._routes.topic(partition_key[0])
+        found = self._routes.leader(*partition_key)
         if found is None:
             self._routes.request_refresh()
-            raise NotLeader(f"nobody leads {place}")
+            raise NotLeader(f"nobody leads {partition_key}")
         return found[1]
 
     async def _ask(
-        self, place: Partition, address: Address, request: Request[R], timeout_s: float
+        self, partition_key: Partition, address: Address, request: Request[R], timeout_s: float
     ) -> Reply[R]:
         try:
             connection = await self._pool.get(address)
             return await connection.request(request, timeout_s=timeout_s)
         except RaftqError as error:
-            self._learn(place, error)
+            self._learn(partition_key, error)
             raise
 
-    def _learn(self, place: Partition, error: RaftqError) -> None:
+    def _learn(self, partition_key: Partition, error: RaftqError) -> None:
         if error.refresh_route:
-            self._routes.hint(*place, error)
+            self._routes.hint(*partition_key, error)
             self._routes.request_refresh()
 
     # Queues.
 
     async def lease(
         self,
-        places: Iterable[Partition],
+        partition_keys: Iterable[Partition],
         records_max: int = 10,
         lease_s: float = 5.0,
         wait_s: float = 0.0,
-    ) -> list[Delivery]:
+    ) -> list[LeasedDelivery]:
         """Ask every leader of these partitions at once; what they gave, noted."""
         leaders: dict[Address, list[Partition]] = {}
-        for place in places:
+        for partition_key in partition_keys:
             try:
-                leaders.setdefault(await self._leader(place), []).append(place)
+                leaders.setdefault(await self._leader(partition_key), []).append(partition_key)
             except RaftqError as error:
-                self._learn(place, error)
+                self._learn(partition_key, error)
         asked = [
             self._lease_at(address, asked, records_max, lease_s, wait_s)
             for address, asked in leaders.items()
@@ -112,26 +114,26 @@ class Recorder(Client):
     async def _lease_at(
         self,
         address: Address,
-        places: list[Partition],
+        partition_keys: list[Partition],
         records_max: int,
         lease_s: float,
         wait_s: float,
-    ) -> list[Delivery]:
+    ) -> list[LeasedDelivery]:
         lease_ms = int(lease_s * 1000)
         request = wire.Lease(
             self.group,
             self.name,
-            tuple(wire.LeasePartition(*place) for place in places),
+            tuple(wire.LeasePartition(*partition_key) for partition_key in partition_keys),
             records_max=records_max,
             lease_ms=lease_ms,
             wait_ms=int(wait_s * 1000),
         )
         asked = self.clock()
         try:
-            reply = await self._ask(places[0], address, request, wait_s + self.answer_s)
+            reply = await self._ask(partition_keys[0], address, request, wait_s + self.answer_s)
         except RaftqError:
             return []
-        found: list[Delivery] = []
+        found: list[LeasedDelivery] = []
         for one in reply.message.partitions:
             if one.error:
                 self._learn((one.topic, one.partition), _error(one.error))
@@ -142,12 +144,12 @@ class Recorder(Client):
 
     def _note_leased(
         self, given: LeasedPartition, values: dict[int, str], lease_ms: int, asked: float
-    ) -> Iterable[Delivery]:
+    ) -> Iterable[LeasedDelivery]:
         at = self.clock()
         for one in given.ranges:
             for offset in range(one.start, one.end):
                 yield self.history.add(
-                    Delivery(
+                    LeasedDelivery(
                         client=self.name,
                         topic=given.topic,
                         partition=given.partition,
@@ -165,21 +167,21 @@ class Recorder(Client):
 
     async def settle(
         self,
-        deliveries: Sequence[Delivery],
+        deliveries: Sequence[LeasedDelivery],
         verb: Verb,
         delay_s: float | None = None,
         reason: str = "",
-    ) -> list[Settlement]:
+    ) -> list[SettleEvent]:
         """Say the same of all of these, which are of one partition."""
-        place = deliveries[0].place
+        partition_key = deliveries[0].partition_key
         said = [self._begin(one, verb, delay_s) for one in deliveries]
         rows = tuple(
             wire.ReceiptRow(int(one.receipt), one.offset, one.offset + 1) for one in deliveries
         )
         delay_ms = None if delay_s is None else int(delay_s * 1000)
-        request = wire.Settle(self.group, *place, verb, rows, delay_ms, reason)
+        request = wire.Settle(self.group, *partition_key, verb, rows, delay_ms, reason)
         try:
-            reply = await self.ask(place, request)
+            reply = await self.ask(partition_key, request)
         except RaftqError as error:
             for one in said:
                 self._conclude(one, error.outcome, repr(error))
@@ -188,13 +190,13 @@ class Recorder(Client):
             self._conclude(one, _status(code), code)
         return said
 
-    def _conclude(self, call: Call, status: Status, error: str = "") -> None:
+    def _conclude(self, call: HistoryCall, status: Status, error: str = "") -> None:
         call.end(status, self.clock(), error)
         self.history.note(call)
 
-    def _begin(self, one: Delivery, verb: Verb, delay_s: float | None) -> Settlement:
+    def _begin(self, one: LeasedDelivery, verb: Verb, delay_s: float | None) -> SettleEvent:
         return self.history.add(
-            Settlement(
+            SettleEvent(
                 client=self.name,
                 topic=one.topic,
                 partition=one.partition,
@@ -209,42 +211,42 @@ class Recorder(Client):
 
     # Stream groups.
 
-    async def store(self, place: Partition, offset: int, owner_epoch: int = -1) -> Store:
+    async def store(self, partition_key: Partition, offset: int, owner_epoch: int = -1) -> Store:
         noted = self.history.add(
             Store(
                 client=self.name,
-                topic=place[0],
-                partition=place[1],
+                topic=partition_key[0],
+                partition=partition_key[1],
                 at=self.clock(),
                 group=self.group,
                 offset=offset,
                 owner_epoch=owner_epoch,
             )
         )
-        rows = (wire.StoreOffset(*place, offset, owner_epoch),)
+        rows = (wire.StoreOffset(*partition_key, offset, owner_epoch),)
         try:
-            reply = await self.ask(place, wire.StoreOffsets(self.group, self.name, rows))
+            reply = await self.ask(partition_key, wire.StoreOffsets(self.group, self.name, rows))
         except RaftqError as error:
             self._conclude(noted, error.outcome, repr(error))
             return noted
         self._told(noted, reply.message.offsets[0])
         return noted
 
-    async def recall(self, place: Partition, owner_epoch: int = -1) -> Recall:
+    async def recall(self, partition_key: Partition, owner_epoch: int = -1) -> Recall:
         """Read a stored position; with an epoch, claim the partition first."""
         noted = self.history.add(
             Recall(
                 client=self.name,
-                topic=place[0],
-                partition=place[1],
+                topic=partition_key[0],
+                partition=partition_key[1],
                 at=self.clock(),
                 group=self.group,
                 owner_epoch=owner_epoch,
             )
         )
-        rows = (wire.ReadOffset(*place, owner_epoch),)
+        rows = (wire.ReadOffset(*partition_key, owner_epoch),)
         try:
-            reply = await self.ask(place, wire.ReadOffsets(self.group, self.name, rows))
+            reply = await self.ask(partition_key, wire.ReadOffsets(self.group, self.name, rows))
         except RaftqError as error:
             self._conclude(noted, error.outcome, repr(error))
             return noted
@@ -256,19 +258,23 @@ class Recorder(Client):
     def _told(self, noted: Store | Recall, answer: wire.StoredOffset) -> None:
         self._conclude(noted, _status(answer.error), answer.error)
         if answer.error:
-            self._learn(noted.place, _error(answer.error))
+            self._learn(noted.partition_key, _error(answer.error))
 
     # Delays.
 
-    async def cancel(self, place: Partition, offset: int, value: str) -> Cancel:
+    async def cancel(self, partition_key: Partition, offset: int, value: str) -> Cancel:
         """Cancel the delayed record at an offset of the delays."""
         noted = self.history.add(
             Cancel(
-                client=self.name, topic=place[0], partition=place[1], at=self.clock(), value=value
+                client=self.name,
+                topic=partition_key[0],
+                partition=partition_key[1],
+                at=self.clock(),
+                value=value,
             )
         )
         try:
-            reply = await self.ask(place, wire.CancelDelayed(*place, (offset,)))
+            reply = await self.ask(partition_key, wire.CancelDelayed(*partition_key, (offset,)))
         except RaftqError as error:
             self._conclude(noted, error.outcome, repr(error))
             return noted

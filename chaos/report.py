@@ -10,7 +10,7 @@ from html import escape
 
 from raftq.chaos.history import Publish
 from raftq.chaos.outages import worst_by_fault
-from raftq.chaos.runner import Outcome
+from raftq.chaos.runner import RunOutcome
 from raftq.chaos.timeline import Second, percentile, seconds_of, slowest_window
 
 ANOMALIES_SHOWN = 50
@@ -22,7 +22,7 @@ INK, PALE, GOOD, BAD, FAULT, LEAD = (
 )  # fmt: skip
 
 
-def to_markdown(outcome: Outcome, command: str, picture: str = "timeline.svg") -> str:
+def to_markdown(outcome: RunOutcome, command: str, picture: str = "timeline.svg") -> str:
     """`command` runs the same again, `picture` is where the drawing is."""
     scenario, timeline = outcome.scenario, outcome.timeline
     verdict = "passed" if outcome.passed else f"FAILED, {len(outcome.anomalies)} anomalies"
@@ -60,7 +60,7 @@ def to_markdown(outcome: Outcome, command: str, picture: str = "timeline.svg") -
     return "\n".join(lines)
 
 
-def figures(outcome: Outcome) -> dict[str, str]:
+def figures(outcome: RunOutcome) -> dict[str, str]:
     """The numbers of a run, for tables."""
     timeline = outcome.timeline
     seconds = under_load(outcome)
@@ -85,11 +85,11 @@ def figures(outcome: Outcome) -> dict[str, str]:
     return found | {name: str(count) for name, count in counts.items()}
 
 
-def _worst(outcome: Outcome) -> float:
+def _worst(outcome: RunOutcome) -> float:
     return max((one.outage_s for one in outcome.costs), default=0.0)
 
 
-def under_load(outcome: Outcome) -> list[Second]:
+def under_load(outcome: RunOutcome) -> list[Second]:
     """The whole seconds between the start of the faults and the end of the load."""
     phases = {one.text: one.at for one in outcome.timeline.of("phase")}
     began = phases.get("faults", outcome.timeline.began)
@@ -120,7 +120,7 @@ class _Axis:
         return LEFT + share * (WIDTH - LEFT - RIGHT)
 
 
-def to_svg(outcome: Outcome) -> str:
+def to_svg(outcome: RunOutcome) -> str:
     """Faults, operations, latency and leaders of a run, over its seconds."""
     timeline = outcome.timeline
     axis = _Axis(timeline.began, max(1.0, timeline.ended - timeline.began))
@@ -152,7 +152,7 @@ def to_svg(outcome: Outcome) -> str:
     return head + "".join(parts) + "</svg>\n"
 
 
-def _faults(outcome: Outcome, axis: _Axis, top: float) -> list[str]:
+def _faults(outcome: RunOutcome, axis: _Axis, top: float) -> list[str]:
     parts = [_label(top + 12, "faults")]
     for number, one in enumerate(sorted(outcome.timeline.faults, key=lambda one: one.began)):
         y = top + number * (BAR + 4)
@@ -188,7 +188,7 @@ def _bars(axis: _Axis, top: float, name: str, good: list[float], bad: list[float
     return parts
 
 
-def _leaders(outcome: Outcome, axis: _Axis, top: float) -> list[str]:
+def _leaders(outcome: RunOutcome, axis: _Axis, top: float) -> list[str]:
     parts = [_label(top + 12, "new leaders")]
     for kind, colour in (("leader", LEAD), ("trouble", BAD)):
         parts += [

@@ -27,7 +27,7 @@ from raftq.chaos.scene import Scene, Workload
 from raftq.chaos.timeline import Span, Timeline, without, worst_gap
 from raftq.chaos.watcher import Watcher
 from raftq.chaos.world import Parting, World
-from raftq.client.tasks import pause
+from raftq.client.common.tasks import sleep
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Outcome:
+class RunOutcome:
     """What came of a run."""
 
     scenario: Scenario
@@ -93,7 +93,7 @@ class Runner:
         self._scenario = scenario
         self._clock = clock = tools.clock
         self._tools = tools
-        self._outcome = Outcome(scenario, seed, history)
+        self._outcome = RunOutcome(scenario, seed, history)
         self._timeline = self._outcome.timeline
         self._watcher = Watcher(
             {one: world.direct(one) for one in world.ids}, self._timeline, clock
@@ -102,7 +102,7 @@ class Runner:
         self._injected: list[Step] = []
         self._spans: dict[int, tuple[float, str, frozenset[Partition]]] = {}
 
-    async def run(self) -> Outcome:
+    async def run(self) -> RunOutcome:
         """Everything from the first topic to the verdict."""
         outcome = self._outcome
         scene = Scene(
@@ -142,7 +142,7 @@ class Runner:
             await self._follow_plan()
             self._phase("quiet")
             await self._guarded("healing", self._do(self._heal_all))
-            await pause(self._scenario.quiet_s)
+            await sleep(self._scenario.quiet_s)
         finally:
             scene.stopping.set()
             self._phase("stop")
@@ -154,14 +154,14 @@ class Runner:
         while self._clock() < ends_at:
             if sum(one.status == "ok" for one in self._outcome.history.of(Publish)) >= 10:
                 break
-            await pause(POLL_S)
-        await pause(1.0)
+            await sleep(POLL_S)
+        await sleep(1.0)
 
     async def _follow_plan(self) -> None:
         started = self._clock()
         ends_at = started + self._scenario.lasts_s + self._scenario.overtime_s
         for one in actions([step.copy() for step in self._scenario.plan]):
-            await pause(max(0.0, started + one.at - self._clock()))
+            await sleep(max(0.0, started + one.at - self._clock()))
             if one.injects and self._clock() > ends_at:
                 self._timeline.mark(self._clock(), "phase", "out of time: no more faults")
                 return  # what is injected is healed next
@@ -191,8 +191,8 @@ class Runner:
             return frozenset()
         copies = self._world.copies()
         return frozenset(
-            place
-            for place, nodes in copies.items()
+            partition_key
+            for partition_key, nodes in copies.items()
             if 2 * sum(node in fault.apart for node in nodes) > len(nodes)
         )
 
@@ -255,7 +255,7 @@ class Runner:
         grew = 0
         for _ in range(REST_TRIES):
             before = await self._do(self._world.operator.metadata_index)
-            await pause(rest_s)
+            await sleep(rest_s)
             grew = await self._do(self._world.operator.metadata_index) - before
             if not grew:
                 return
@@ -282,7 +282,8 @@ class Runner:
         outcome.costs = costs(self._timeline.faults, outcome.history, stopped)
         for cost in outcome.costs:
             if cost.outage_s > self._scenario.outage_s_max:
-                text = f"{cost.fault.text}: {cost.place} took nothing for {cost.outage_s:.1f} s, "
+                text = f"{cost.fault.text}: {cost.partition_key} took nothing "
+                text += f"for {cost.outage_s:.1f} s, "
                 text += f"at most {self._scenario.outage_s_max:.1f} s are right"
                 outcome.anomalies.append(Anomaly("outage", text))
         most = self._scenario.leader_changes_max

@@ -1,4 +1,4 @@
-"""What workloads are given to work with, and what they are. (Pure.)
+"""What workloads are given to work with, and what they are. (Shell.)
 
 A run is: `prepare` on a whole cluster, `run` while faults come and go until `stopping` is set, and
 `finish` when everything is healed. All three run on one event loop; several workloads share a scene

@@ -26,10 +26,10 @@ from raftq.chaos.scenario import Scenario, Step
 from raftq.chaos.scene import Workload
 from raftq.chaos.verdict import Rules
 from raftq.chaos.workloads.appends import Appends
-from raftq.chaos.workloads.queues import Queues
-from raftq.chaos.workloads.streams import Streams
+from raftq.chaos.workloads.queues import QueueWorkload
+from raftq.chaos.workloads.streams import StreamWorkload
 from raftq.chaos.world import Fault
-from raftq.client.wire.errors import Detail
+from raftq.client.common.errors import Detail
 
 Make = Callable[[], Fault]
 
@@ -121,8 +121,8 @@ def soak_scenario(minutes: float, nodes: int, seed: int, abilities: frozenset[st
 def _workloads() -> list[Workload]:
     return [
         Appends(per_second=15.0, config=SYNCED | SEGMENTS),
-        Streams(per_second=10.0, config=SYNCED),
-        Queues(per_second=8.0, config=SYNCED),
+        StreamWorkload(per_second=10.0, config=SYNCED),
+        QueueWorkload(per_second=8.0, config=SYNCED),
     ]
 
 

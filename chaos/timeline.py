@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import ceil
 from typing import Literal
 
-from raftq.chaos.history import Call, Delivery, History, Partition, Publish, Receive
+from raftq.chaos.history import History, HistoryCall, LeasedDelivery, Partition, Publish, Receive
 
 MarkKind = Literal["phase", "fault", "heal", "leader", "trouble"]
 
@@ -76,18 +76,18 @@ def seconds_of(history: History, began: float, ended: float) -> list[Second]:
     done, failed = [0] * count, [0] * count
     waits: list[list[float]] = [[] for _ in range(count)]
     for one in history.operations:
-        at = one.ended if isinstance(one, Call) else one.at
+        at = one.ended if isinstance(one, HistoryCall) else one.at
         if at is None or not began <= at < began + count:
             continue
         number = int(at - began)
-        if isinstance(one, Call):
+        if isinstance(one, HistoryCall):
             if one.status != "ok":
                 failed[number] += 1
                 continue
             done[number] += 1
             if isinstance(one, Publish):
                 waits[number].append((at - one.at) * 1000)
-        elif isinstance(one, Delivery | Receive):
+        elif isinstance(one, LeasedDelivery | Receive):
             done[number] += 1
     return [
         Second(

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from raftq.chaos.world import Pair
-from raftq.client.wire.errors import ConfigError, InternalError, InvalidArgument
+from raftq.client.common.errors import ConfigError, InternalError, InvalidArgument
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,10 @@ from raftq.chaos.checkers import Anomaly
 from raftq.chaos.history import Partition
 from raftq.chaos.recorder import Clock
 from raftq.chaos.timeline import Timeline
-from raftq.client.connection import Connection, ConnectionOptions
-from raftq.client.tasks import pause
-from raftq.client.wire.errors import RaftqError
+from raftq.client.common.errors import RaftqError
+from raftq.client.common.tasks import sleep
+from raftq.client.net.connection import Connection
+from raftq.client.options import ConnectionOptions
 from raftq.client.wire.messages import Metadata, MetadataReply
 
 LOOK_S = 0.25
@@ -37,8 +38,8 @@ class Watcher:
 
     def leader(self, topic: str, partition: int) -> int | None:
         """Of the newest epoch that was told."""
-        place = (topic, partition)
-        return self._leaders.get((place, self._newest.get(place, -1)))
+        partition_key = (topic, partition)
+        return self._leaders.get((partition_key, self._newest.get(partition_key, -1)))
 
     @property
     def controller(self) -> int | None:
@@ -57,9 +58,9 @@ class Watcher:
                     while True:
                         reply = await connection.request(Metadata(None))
                         self._note(node_id, reply.message)
-                        await pause(LOOK_S)
+                        await sleep(LOOK_S)
             except RaftqError:
-                await pause(LOOK_S)  # it is down or stands still
+                await sleep(LOOK_S)  # it is down or stands still
 
     def _note(self, node_id: int, told: MetadataReply) -> None:
         if told.controller is not None and told.controller != self._controller:
@@ -69,21 +70,20 @@ class Watcher:
         for topic in told.topics:
             for part in topic.partitions:
                 if part.leader is not None:
-                    place = (topic.topic, part.partition)
-                    self._note_leader(node_id, place, part.epoch, part.leader)
+                    partition_key = (topic.topic, part.partition)
+                    self._note_leader(node_id, partition_key, part.epoch, part.leader)
 
-    def _note_leader(self, node_id: int, place: Partition, epoch: int, leader: int) -> None:
-        known = self._leaders.setdefault((place, epoch), leader)
+    def _note_leader(self, node_id: int, partition_key: Partition, epoch: int, leader: int) -> None:
+        known = self._leaders.setdefault((partition_key, epoch), leader)
         if known != leader:
-            text = (
-                f"node {node_id} says {leader}, another said {known}, in epoch {epoch} of {place}"
-            )
+            text = f"node {node_id} says {leader}, another said {known}, "
+            text += f"in epoch {epoch} of {partition_key}"
             self.anomalies.append(Anomaly("two leaders", text))
-        before = self._newest.get(place)
+        before = self._newest.get(partition_key)
         if before is not None and epoch <= before:
             return
-        self._newest[place] = epoch
+        self._newest[partition_key] = epoch
         if before is not None:
             self.changes += 1
-            text = f"{place[0]}/{place[1]}: node {leader}, epoch {epoch}"
+            text = f"{partition_key[0]}/{partition_key[1]}: node {leader}, epoch {epoch}"
             self._timeline.mark(self._clock(), "leader", text)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from raftq.chaos.history import Delivery, Partition, Verb
+from raftq.chaos.history import LeasedDelivery, Partition, Verb
 from raftq.chaos.recorder import Recorder
-from raftq.client.tasks import pause
+from raftq.client.common.tasks import sleep
 
 POISON = "poison"
 
@@ -43,11 +43,11 @@ class QueueWorker:
     """Works until it is cancelled, or until `stopping` is set and nothing is left of its batch."""
 
     def __init__(
-        self, recorder: Recorder, places: Sequence[Partition], habits: Habits, rng: Random
+        self, recorder: Recorder, partition_keys: Sequence[Partition], habits: Habits, rng: Random
     ) -> None:
         self.recorder = recorder
         self.stopping = False
-        self._places = places
+        self._places = partition_keys
         self._habits = habits
         self._rng = rng
 
@@ -58,19 +58,19 @@ class QueueWorker:
                 self._places, habits.records_max, habits.lease_s, habits.wait_s
             )
             if not given:
-                await pause(0.05)  # for a leader that is not there would be asked at once again
+                await sleep(0.05)  # for a leader that is not there would be asked at once again
                 continue
-            await pause(self._rng.uniform(0, 2 * habits.work_s))
+            await sleep(self._rng.uniform(0, 2 * habits.work_s))
             await self._handle(given)
 
-    async def _handle(self, given: list[Delivery]) -> None:
-        decided: dict[tuple[Partition, str], list[Delivery]] = {}
+    async def _handle(self, given: list[LeasedDelivery]) -> None:
+        decided: dict[tuple[Partition, str], list[LeasedDelivery]] = {}
         for one in given:
-            decided.setdefault((one.place, self._decide(one)), []).append(one)
+            decided.setdefault((one.partition_key, self._decide(one)), []).append(one)
         for (_, decision), deliveries in decided.items():
             await self._say(decision, deliveries)
 
-    def _decide(self, one: Delivery) -> str:
+    def _decide(self, one: LeasedDelivery) -> str:
         habits = self._habits
         if one.value.startswith(POISON):
             return self._rng.choice(("nack", "nack", "nack", "reject", "hold"))
@@ -81,7 +81,7 @@ class QueueWorker:
                 return choice
         return "ack"
 
-    async def _say(self, decision: str, deliveries: list[Delivery]) -> None:
+    async def _say(self, decision: str, deliveries: list[LeasedDelivery]) -> None:
         settle = self.recorder.settle
         delays = {"nack": 0.1, "postpone": 0.1, "extend": self._habits.lease_s}
         verbs: dict[str, Verb] = {
@@ -92,7 +92,7 @@ class QueueWorker:
         if verb is None:
             return
         if decision == "late":
-            await pause(self._habits.lease_s * 1.2)
+            await sleep(self._habits.lease_s * 1.2)
         await settle(deliveries, verb, delays.get(decision), "by chance")
         if decision == "extend":
             await settle(deliveries, "ack")

@@ -1,8 +1,8 @@
-"""What a fault may do to a cluster, and what a fault is. (Pure: protocols only.)
+"""What a fault may do to a cluster, and what a fault is. (Interface.)
 
 Faults are written against `World`, never against processes or proxies, so the same fault drives a
-cluster of real processes behind toxiproxy (`raftq.node.chaos_world`) and whatever else can be told
-the same things.
+cluster of real processes behind toxiproxy (`raftq.chaos.harness.world`) and whatever else can be
+told the same things.
 
 Links are pairs `(source, target)` of node ids, and `CLIENTS` stands for all clients. A link carries
 what its source opens towards its target: requests of the source go down it and the answers come
@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Protocol, runtime_checkable
 
-from raftq.client.wire.errors import Detail
+from raftq.client.common.errors import Detail
 
 CLIENTS = 0
 """The source of client links."""
@@ -52,7 +52,7 @@ class Links(Protocol):
         """These links are as at the beginning; None means all."""
 
 
-class Disk(Protocol):
+class DisturbedDisk(Protocol):
     """The disk of one node. Takes effect at once in the running process and after its restart."""
 
     def slow_sync(self, seconds: float) -> None:
@@ -81,7 +81,7 @@ class Disk(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PartitionView:
     """A partition as the controller knows it."""
 
     leader: int | None
@@ -96,7 +96,7 @@ class Operator(Protocol):
 
     Every change is known to the controller when its call returns. Raises RaftqError."""
 
-    def places(self) -> Mapping[tuple[str, int], Place]:
+    def partition_keys(self) -> Mapping[tuple[str, int], PartitionView]:
         """Topic and partition -> what is known of it, of all topics but internal ones."""
 
     def settings(self, topic: str) -> Mapping[str, Detail]: ...
@@ -170,7 +170,7 @@ class World(Protocol):
     def directory(self, node_id: int) -> Path:
         """Where the node keeps its data."""
 
-    def disk(self, node_id: int) -> Disk: ...
+    def disk(self, node_id: int) -> DisturbedDisk: ...
 
     def shift_clock(self, node_id: int, seconds: float) -> None:
         """Sets the wall clock of a node off by so much; the monotonic one goes on. 0 undoes it."""

@@ -1,4 +1,4 @@
-"""Settings of producers, consumers and admin clients. (Pure.)
+"""Settings of producers, consumers and admin clients. (Shell: it reads the wall clock.)
 
 Durations are in milliseconds. Everything that is wrong is reported at once, as a ConfigError.
 `wall_ms` and `rng` are settings so that a simulation can pass its own; everything else that has to
@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
-from raftq.client.connection import ConnectionOptions
+from raftq.client.common.errors import ConfigError, InvalidArgument
 from raftq.client.wire.codecs import CODECS
-from raftq.client.wire.errors import ConfigError, InvalidArgument
+from raftq.client.wire.frames import FRAME_BYTES_MAX
 from raftq.client.wire.layout import BATCH_BYTES_MAX, LANE_COUNT, RECORDS_MAX
-from raftq.client.wire.messages import Acks
+from raftq.client.wire.messages import VERSION_MAX, VERSION_MIN, Acks, Role
 from raftq.client.wire.record import VALUE_BYTES_MAX
 
 PORT_DEFAULT = 7070
@@ -36,6 +36,45 @@ NAME_MAX = 255
 
 def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions:
+    """Limits of one connection. Durations are in milliseconds."""
+
+    name: str = ""
+    """What the node's log calls this caller."""
+    role: Role = "client"
+    cluster_proof: bytes = b""
+    """Proof of knowing the cluster's secret; what it has to be is decided by the node."""
+    version_min: int = VERSION_MIN
+    version_max: int = VERSION_MAX
+    connect_ms: int = 5_000
+    """For connecting and the handshake together. Too short: slow networks never connect."""
+    request_ms: int = 30_000
+    """Deadline of a request that does not bring its own."""
+    in_flight_max: int = 256
+    in_flight_bytes_max: int = 16 * 1024 * 1024
+    """More fills the node's memory and delays small requests behind big ones. A single request may
+    be bigger: it then travels alone."""
+    queued_max: int = 10_000
+    abandoned_max: int = 1_024
+    """Timed-out requests whose replies are still owed; a node that owes more is taken for dead."""
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    ping_ms: int = 0
+    """0: never. Otherwise a node that is silent for twice as long is taken for dead. Too short: a
+    busy node is."""
+
+    def __post_init__(self) -> None:
+        numbers = (
+            "connect_ms", "request_ms", "in_flight_max", "in_flight_bytes_max", "queued_max",
+            "abandoned_max", "frame_bytes_max",
+        )  # fmt: skip
+        wrong = [f"{name} must be at least 1" for name in numbers if getattr(self, name) < 1]
+        if self.ping_ms < 0:
+            wrong.append("ping_ms must be at least 0")
+        if wrong:
+            raise ConfigError("; ".join(wrong))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

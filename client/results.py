@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
-from raftq.client.retry import again
-from raftq.client.tasks import finish
-from raftq.client.wire.errors import Detail, InvalidArgument, RaftqError, RequestTimeout
+from raftq.client.common.backoff import copy_error
+from raftq.client.common.errors import Detail, InvalidArgument, RaftqError, RequestTimeout
+from raftq.client.common.tasks import resolve
 
 
 class Appended(NamedTuple):
@@ -57,7 +57,7 @@ class Settling(Protocol):
     def loop_runs_here(self) -> bool: ...
 
 
-class Outcome:
+class BatchOutcome:
     """The state of a batch's delivery: pending, then appended or failed, once and for ever.
 
     `lock` guards the step from pending to done against those who begin to wait.
@@ -130,9 +130,9 @@ class Outcome:
             event.set()
         for future in waiters or ():
             if future.get_loop() is self.loop:
-                finish(future)
+                resolve(future)
             else:
-                future.get_loop().call_soon_threadsafe(finish, future)
+                future.get_loop().call_soon_threadsafe(resolve, future)
         for call in callbacks or ():
             self._call(call)
 
@@ -184,7 +184,7 @@ class Delivery:
                 if not batch.done:
                     raise
         batch.claimed = True
-        return None if batch.error is None else again(batch.error)
+        return None if batch.error is None else copy_error(batch.error)
 
     def add_done_callback(self, call: "Callable[[Delivery], object]") -> None:
         """Call `call(delivery)` once it is done: on the client's loop, or at once if it is. It must

@@ -7,8 +7,10 @@ when the settings are wrong, 1 for every other reason.
 import argparse
 import logging
 import sys
+from collections.abc import Callable
 
-from raftq.client.wire.errors import ConfigError, RaftqError
+from raftq.client.common.errors import ConfigError, RaftqError
+from raftq.node.config import NodeConfig
 from raftq.node.config_source import load_config
 from raftq.node.launch import launch
 from raftq.node.process import die_with
@@ -16,7 +18,10 @@ from raftq.node.process import die_with
 logger = logging.getLogger(__name__)
 
 
-def main(argv: list[str] | None = None) -> int:
+Launch = Callable[[NodeConfig, str | None], None]
+
+
+def main(argv: list[str] | None = None, launch: Launch = launch) -> int:
     options = _parser().parse_args(argv)
     try:
         if options.die_with is not None:

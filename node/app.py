@@ -11,16 +11,15 @@ can take over and a node in an unknown state cannot be trusted.
 import asyncio
 import gc
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random, SystemRandom
 from typing import Any
 
-from raftq.client.connection import Connection, ConnectionOptions
-from raftq.client.wire.errors import (
+from raftq.client.common.disk import Disk, Lock, RealDisk
+from raftq.client.common.errors import (
     AccessDenied,
     ConfigError,
     ConnectFailed,
@@ -29,13 +28,15 @@ from raftq.client.wire.errors import (
     RaftqError,
     StorageError,
 )
+from raftq.client.net.connection import Connection
+from raftq.client.options import ConnectionOptions
 from raftq.client.wire.messages import (
     Fetch,
     Hello,
     InitProducer,
     ListOffsets,
-    Message,
     Produce,
+    WireMessage,
 )
 from raftq.client.wire.node_messages import (
     Heartbeat,
@@ -48,40 +49,38 @@ from raftq.client.wire.node_messages import (
     WatchMetadata,
 )
 from raftq.client.wire.proof import check_proof, cluster_proof
-from raftq.cluster.commands import FenceNode, Lost, RegisterNode
-from raftq.cluster.consensus_config import ConsensusConfig
-from raftq.cluster.controller_driver import ControllerDriver
-from raftq.cluster.membership import Membership
-from raftq.cluster.metadata_handlers import MetadataHandlers
-from raftq.cluster.metadata_log import MetadataLog
-from raftq.cluster.observer import ObserverMetadata
-from raftq.cluster.state import NodeState
-from raftq.cluster.voter import VoterMetadata
-from raftq.cluster.voters_file import refuse_former_voter
-from raftq.node.admin_handlers import AdminHandlers
-from raftq.node.chaos_node import surroundings
+from raftq.cluster.controller.driver import ControllerDriver
+from raftq.cluster.controller.membership import Membership
+from raftq.cluster.metadata.commands import FenceNode, Lost, RegisterNode
+from raftq.cluster.metadata.handlers import MetadataHandlers
+from raftq.cluster.metadata.log import MetadataLog
+from raftq.cluster.metadata.observer import ObserverMetadata
+from raftq.cluster.metadata.state import NodeState
+from raftq.cluster.metadata.voter import VoterMetadata
+from raftq.cluster.raft.config import ConsensusConfig
+from raftq.cluster.raft.voters_file import refuse_former_voter
 from raftq.node.config import Address, NodeConfig
-from raftq.node.conversations import Conversations
-from raftq.node.coordinators import Coordinators
-from raftq.node.data_handlers import DataHandlers
-from raftq.node.facts import Facts
+from raftq.node.groups.coordinators import Coordinators
 from raftq.node.http.client_gateway import ClientGateway
 from raftq.node.http.server import HttpServer
 from raftq.node.identity import Identity, Loss, boot_id, remember, what_was_lost
-from raftq.node.metering import meter
-from raftq.node.partitions import Partitions
-from raftq.node.queues.courier import NodeCourier
-from raftq.node.recovery_handlers import RecoveryHandlers
-from raftq.node.replica import COMING_SHARE
-from raftq.node.replica_files import shortened
-from raftq.node.server.session import Handler, Session
-from raftq.node.server.tcp import TcpServer
+from raftq.node.native.admin_handlers import AdminHandlers
+from raftq.node.native.data_handlers import DataHandlers
+from raftq.node.native.metering import meter
+from raftq.node.native.recovery_handlers import RecoveryHandlers
+from raftq.node.native.session import Handler, Session
+from raftq.node.native.tcp import TcpServer
+from raftq.node.queue.leader.copy_sender import NodeCopySender
+from raftq.node.replication.leader import FollowerSessions
+from raftq.node.replication.partitions import Partitions
+from raftq.node.replication.replica import ABSENT_LAG_SHARE
+from raftq.node.replication.replica_files import shortened
+from raftq.node.replication.upkeep import Upkeep
 from raftq.node.services import Services
+from raftq.node.status import Facts
 from raftq.node.steady_clock import SteadyClock, elapsed_s
-from raftq.node.storage.disk import Disk, Lock, RealDisk
 from raftq.node.storage.flusher import Flusher
 from raftq.node.storage.syncer import Syncer
-from raftq.node.upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +88,15 @@ FENCE_S = 2.0
 SYNCS = 4
 """How many partitions are synced at a time."""
 GC_THRESHOLDS = (50_000, 20, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The machine as a node sees it. The chaos harness gives one that it can disturb."""
+
+    disk: Disk
+    wall_ms: Callable[[], int]
+    boot: str
 
 
 class Node:
@@ -112,7 +120,7 @@ class Node:
         self.incarnation = rng.getrandbits(62)
         self.fetch_bytes_max = config.replication.fetch_bytes_max
         self.wait_ms = config.replication.wait_ms
-        self.come_s = config.replication.lag_ms / 1000 * COMING_SHARE
+        self.come_s = config.replication.lag_ms / 1000 * ABSENT_LAG_SHARE
         self.fatal: asyncio.Future[None] = self.loop.create_future()
         self._rng = rng
         self.metadata = metadata if metadata is not None else self._join()
@@ -127,7 +135,7 @@ class Node:
         self._listening = False
         self._beating: dict[Session, int] = {}
         self.partitions = Partitions(config, disk, self.metadata, self.syncer, self.spawn)
-        self.conversations = Conversations(
+        self.follower_sessions = FollowerSessions(
             self.loop,
             self.partitions.find,
             self.partitions.incarnation_of,
@@ -135,8 +143,10 @@ class Node:
             config.replication.move_bytes_s,
         )
         self.coordinators = Coordinators(self.node_id, self.metadata, rng, wall_ms)
-        self.courier = NodeCourier(self.node_id, self.partitions.of, self.metadata, self.connect)
-        self.services = Services(self.partitions, rng, wall_ms, self.coordinators, self.courier)
+        self.copy_sender = NodeCopySender(
+            self.node_id, self.partitions.of, self.metadata, self.connect
+        )
+        self.services = Services(self.partitions, rng, wall_ms, self.coordinators, self.copy_sender)
         self.upkeep = Upkeep(self.partitions, self, wall_ms, self.spawn, config.storage)
         self.driver = ControllerDriver(
             self.metadata,
@@ -197,18 +207,18 @@ class Node:
             connect_ms=2_000,
         )
 
-    def _handlers(self) -> dict[type[Message], Handler]:
+    def _handlers(self) -> dict[type[WireMessage], Handler]:
         data = DataHandlers(self.node_id, self.partitions, self.metadata)
         shared = MetadataHandlers(self.metadata, self.node_id)
-        node_only: dict[type[Message], Handler] = {
-            Replicate: self.conversations.handle,
+        node_only: dict[type[WireMessage], Handler] = {
+            Replicate: self.follower_sessions.handle,
             Heartbeat: self._heartbeat,
             Identify: self._identify,
             Propose: shared.propose,
             WatchMetadata: shared.watch,
             ReadReplica: self.upkeep.read_replica,
         }
-        for_all: dict[type[Message], Handler] = {
+        for_all: dict[type[WireMessage], Handler] = {
             Produce: data.produce,
             Fetch: data.fetch,
             ListOffsets: data.list_offsets,
@@ -274,7 +284,7 @@ class Node:
         await asyncio.wait((opened, self.fatal), return_when=asyncio.FIRST_COMPLETED)
         opened.cancel()
         self.upkeep.start()
-        self.metadata.subscribe(lambda changes: self.conversations.fence())
+        self.metadata.subscribe(lambda changes: self.follower_sessions.fence())
         self._serving = True
         logger.info(
             "node=%d serves native=%s:%d incarnation=%d lost=%s",
@@ -310,7 +320,7 @@ class Node:
             await self.server.__aexit__(None, None, None)
         self.upkeep.stop()
         clean = self.partitions.stop(clean=not failed)
-        await self.courier.close()
+        await self.copy_sender.close()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -399,7 +409,7 @@ class Node:
         self.metrics.connections_total += 1
 
     def _left(self, session: Session) -> None:
-        self.conversations.session_ended(session)
+        self.follower_sessions.session_ended(session)
         node_id = self._beating.pop(session, None)
         if node_id is not None:
             self.driver.session_lost(node_id)
@@ -436,24 +446,19 @@ def _only_nodes(handler: Handler) -> Handler:
     return guarded
 
 
-async def run_node(config: NodeConfig, ready: Callable[[Node], None] | None = None) -> None:
+async def run_node(
+    config: NodeConfig,
+    ready: Callable[[Node], None] | None = None,
+    surroundings: Surroundings | None = None,
+) -> None:
     """Run a node until SIGTERM or SIGINT, then drain and stop it."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    around = surroundings(os.environ, config.node_id, wall_ms)
-    if around is None:
-        clock = SteadyClock(wall_ms, elapsed_s)
-        node = Node(config, disk=RealDisk(), rng=SystemRandom(), wall_ms=clock)
-    else:
-        node = Node(
-            config,
-            disk=around.disk,
-            rng=SystemRandom(),
-            wall_ms=SteadyClock(around.wall_ms, elapsed_s),
-            boot=around.boot,
-        )
+    around = surroundings or Surroundings(RealDisk(), wall_ms, boot_id())
+    clock = SteadyClock(around.wall_ms, elapsed_s)
+    node = Node(config, disk=around.disk, rng=SystemRandom(), wall_ms=clock, boot=around.boot)
     stopping = loop.create_task(stop.wait())
     starting = loop.create_task(node.start())
     try:

@@ -24,7 +24,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
-from raftq.client.wire.errors import ConfigError
+from raftq.client.common.errors import ConfigError
 from raftq.node.config import Address, NodeConfig
 
 PREFIX = "RAFTQ_"
@@ -35,7 +35,7 @@ _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenValue:
     """One value as somebody wrote it, and where; `text` when its type has to be guessed."""
 
     value: Any
@@ -44,7 +44,7 @@ class Given:
     folder: str = ""
 
 
-Tree = dict[str, "Given | Tree"]
+Tree = dict[str, "GivenValue | Tree"]
 
 
 def load_config(
@@ -109,7 +109,7 @@ def _from_environment(variables: Mapping[str, str]) -> Tree:
         if name.startswith(PREFIX) and (
             len(keys) > 1 or keys[0] in _known(NodeConfig) or keys[0] == "secret_file"
         ):
-            _merge(tree, _branch(keys, Given(text, f"environment {name}", True)))
+            _merge(tree, _branch(keys, GivenValue(text, f"environment {name}", True)))
     return tree
 
 
@@ -117,7 +117,7 @@ def _from_arguments(arguments: Mapping[str, str]) -> Tree:
     tree: Tree = {}
     for name, text in arguments.items():
         keys = name.strip().lower().split(".")
-        _merge(tree, _branch(keys, Given(text, f"argument {name}", True)))
+        _merge(tree, _branch(keys, GivenValue(text, f"argument {name}", True)))
     return tree
 
 
@@ -125,12 +125,12 @@ def _planted(document: Mapping[str, Any], source: str, folder: str) -> Tree:
     return {
         name: _planted(value, source, folder)
         if isinstance(value, dict)
-        else Given(value, source, False, folder)
+        else GivenValue(value, source, False, folder)
         for name, value in document.items()
     }
 
 
-def _branch(keys: list[str], given: Given) -> Tree:
+def _branch(keys: list[str], given: GivenValue) -> Tree:
     tree: Tree = {keys[-1]: given}
     for key in reversed(keys[:-1]):
         tree = {key: tree}
@@ -140,7 +140,11 @@ def _branch(keys: list[str], given: Given) -> Tree:
 def _merge(tree: Tree, later: Tree) -> None:
     for name, value in later.items():
         known = tree.get(name)
-        if isinstance(value, dict) and isinstance(known, Given) and isinstance(known.value, str):
+        if (
+            isinstance(value, dict)
+            and isinstance(known, GivenValue)
+            and isinstance(known.value, str)
+        ):
             known = _address_tree(known)
         if isinstance(value, dict) and isinstance(known, dict):
             tree[name] = known
@@ -151,13 +155,13 @@ def _merge(tree: Tree, later: Tree) -> None:
             tree[name] = value
 
 
-def _address_tree(given: Given) -> Tree | None:
+def _address_tree(given: GivenValue) -> Tree | None:
     """An address written as one text, so that a later source can replace its port alone."""
     try:
         address = Address.parse(given.value)
     except ConfigError:
         return None
-    host, port = (Given(one, given.source, False) for one in (address.host, address.port))
+    host, port = (GivenValue(one, given.source, False) for one in (address.host, address.port))
     return {"host": host, "port": port}
 
 
@@ -166,7 +170,7 @@ def _read_secret(tree: Tree, problems: list[str]) -> None:
     given = tree.pop("secret_file", None)
     if given is None:
         return
-    if not isinstance(given, Given) or not isinstance(given.value, str) or not given.value:
+    if not isinstance(given, GivenValue) or not isinstance(given.value, str) or not given.value:
         problems.append("secret_file is not a path")
         return
     if "secret" in tree:
@@ -178,11 +182,11 @@ def _read_secret(tree: Tree, problems: list[str]) -> None:
             content = file.read(SECRET_BYTES_MAX + 1).strip()
     except OSError as error:
         problems.append(f"secret_file: cannot read {path}: {error.strerror or error}")
-        tree["secret"] = Given("x" * 16, given.source, True)
+        tree["secret"] = GivenValue("x" * 16, given.source, True)
         return
     if len(content) > SECRET_BYTES_MAX:
         problems.append(f"secret_file: {path} is over {SECRET_BYTES_MAX} bytes")
-    tree["secret"] = Given(content, given.source, False)
+    tree["secret"] = GivenValue(content, given.source, False)
 
 
 @cache
@@ -207,7 +211,7 @@ def _read(kind: type, tree: Tree, path: str, problems: list[str]) -> dict[str, A
     return values
 
 
-def _source(item: "Given | Tree") -> str:
+def _source(item: "GivenValue | Tree") -> str:
     while isinstance(item, dict):
         if not item:
             return ""
@@ -215,9 +219,9 @@ def _source(item: "Given | Tree") -> str:
     return f" ({item.source})"
 
 
-def _value(hint: Any, item: "Given | Tree", where: str, problems: list[str]) -> Any:
+def _value(hint: Any, item: "GivenValue | Tree", where: str, problems: list[str]) -> Any:
     kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    if isinstance(item, Given) and type(None) in kinds and _means_none(item):
+    if isinstance(item, GivenValue) and type(None) in kinds and _means_none(item):
         return None
     kind = kinds[0]
     if is_dataclass(kind):
@@ -231,13 +235,13 @@ def _value(hint: Any, item: "Given | Tree", where: str, problems: list[str]) -> 
     return reader(item, where)
 
 
-def _means_none(item: Given) -> bool:
+def _means_none(item: GivenValue) -> bool:
     value = item.value
     return value is False or (isinstance(value, str) and value.strip().lower() in _ABSENT)
 
 
-def _part(kind: type, item: "Given | Tree", where: str, problems: list[str]) -> Any:
-    if isinstance(item, Given):
+def _part(kind: type, item: "GivenValue | Tree", where: str, problems: list[str]) -> Any:
+    if isinstance(item, GivenValue):
         if kind is not Address:
             raise ConfigError(f"{where} is {item.value!r}, not a table")
         return _address(item, where)
@@ -256,7 +260,7 @@ def _part(kind: type, item: "Given | Tree", where: str, problems: list[str]) -> 
     return kind()
 
 
-def _address(item: Given, where: str) -> Address:
+def _address(item: GivenValue, where: str) -> Address:
     value = item.value
     try:
         if isinstance(value, int) and not isinstance(value, bool):
@@ -270,9 +274,11 @@ def _address(item: Given, where: str) -> Address:
     raise ConfigError(f"{where} is {value!r}, not host:port")
 
 
-def _voters(item: "Given | Tree", where: str) -> dict[int, str]:
+def _voters(item: "GivenValue | Tree", where: str) -> dict[int, str]:
     if isinstance(item, dict):
-        pairs = [(name, one.value if isinstance(one, Given) else one) for name, one in item.items()]
+        pairs = [
+            (name, one.value if isinstance(one, GivenValue) else one) for name, one in item.items()
+        ]
     elif isinstance(item.value, str):
         parts = [one for one in item.value.split(",") if one.strip()]
         pairs = [(name, address) for name, _, address in (one.partition("=") for one in parts)]
@@ -289,7 +295,7 @@ def _voters(item: "Given | Tree", where: str) -> dict[int, str]:
     return found
 
 
-def _whole(item: Given, where: str) -> int:
+def _whole(item: GivenValue, where: str) -> int:
     value = item.value
     if item.text and isinstance(value, str):
         try:
@@ -301,7 +307,7 @@ def _whole(item: Given, where: str) -> int:
     return value
 
 
-def _number(item: Given, where: str) -> float:
+def _number(item: GivenValue, where: str) -> float:
     try:
         return float(item.value) if item.text or type(item.value) in (int, float) else _bad()
     except ValueError:
@@ -312,14 +318,14 @@ def _bad() -> float:
     raise ValueError
 
 
-def _flag(item: Given, where: str) -> bool:
+def _flag(item: GivenValue, where: str) -> bool:
     value = _FLAGS.get(item.value.strip().lower()) if item.text else item.value
     if not isinstance(value, bool):
         raise ConfigError(f"{where} is {item.value!r}, not true or false")
     return value
 
 
-def _string(item: Given, where: str) -> str:
+def _string(item: GivenValue, where: str) -> str:
     if not isinstance(item.value, str):
         raise ConfigError(f"{where} is {item.value!r}, not text")
     if where == "data_dir" and item.value:
@@ -327,7 +333,7 @@ def _string(item: Given, where: str) -> str:
     return item.value
 
 
-def _bytes(item: Given, where: str) -> bytes:
+def _bytes(item: GivenValue, where: str) -> bytes:
     if isinstance(item.value, bytes):
         return item.value
     if not isinstance(item.value, str):
@@ -335,7 +341,7 @@ def _bytes(item: Given, where: str) -> bytes:
     return item.value.encode("utf-8", "surrogateescape")
 
 
-def _strings(item: Given, where: str) -> tuple[str, ...]:
+def _strings(item: GivenValue, where: str) -> tuple[str, ...]:
     value = item.value
     if isinstance(value, str):
         value = [one.strip() for one in value.split(",") if one.strip()]
@@ -344,7 +350,7 @@ def _strings(item: Given, where: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-_READERS: dict[Any, Callable[[Given, str], Any]] = {
+_READERS: dict[Any, Callable[[GivenValue, str], Any]] = {
     int: _whole,
     float: _number,
     bool: _flag,

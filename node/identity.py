@@ -20,9 +20,9 @@ as older than they are.
 import json
 from dataclasses import dataclass
 
-from raftq.client.wire.errors import ConfigError
-from raftq.cluster.commands import Lost
-from raftq.node.storage.disk import Disk
+from raftq.client.common.disk import Disk
+from raftq.client.common.errors import ConfigError
+from raftq.cluster.metadata.commands import Lost
 
 FORMAT = 1
 FILE_BYTES_MAX = 64 * 1024

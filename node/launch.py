@@ -10,16 +10,21 @@ import json
 import os
 import sys
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from raftq.client.wire.errors import ConfigError
+from raftq.client.common.errors import ConfigError
 from raftq.node.config import Address, NodeConfig
 from raftq.node.logs import set_up_logs
 from raftq.node.process import write_atomically
 
+if TYPE_CHECKING:
+    from raftq.node.app import Surroundings
 
-def launch(config: NodeConfig, ready_file: str | None = None) -> None:
-    """Runs the node until it is told to stop (SIGTERM, SIGINT); raises why it could not."""
+
+def launch(
+    config: NodeConfig, ready_file: str | None = None, surroundings: "Surroundings | None" = None
+) -> None:
+    """Run the node until it is told to stop (SIGTERM, SIGINT); raise why it could not."""
     if sys.flags.optimize:
         raise ConfigError("a node does not run without its assertions: leave out python -O")
     set_up_logs(config.log_level, config.log_format, node_id=config.node_id)
@@ -27,15 +32,13 @@ def launch(config: NodeConfig, ready_file: str | None = None) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(ready_file)
     run_node = import_module("raftq.node.app").run_node
-    if broken := os.environ.get("RAFTQ_SABOTAGE"):
-        import_module("raftq.node.sabotage").break_promises(broken)
 
     def ready(node: Any) -> None:
         if ready_file is not None:
             write_atomically(ready_file, json.dumps(ready_facts(config, node)) + "\n")
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(run_node(config, ready))
+        runner.run(run_node(config, ready, surroundings))
 
 
 def ready_facts(config: NodeConfig, node: Any) -> dict[str, Any]:

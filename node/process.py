@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from raftq.client.wire.errors import ConfigError
+from raftq.client.common.errors import ConfigError
 
 PR_SET_PDEATHSIG = 1
 

@@ -1,31 +1,31 @@
-"""Who owns the strands of the partitions that this node leads, and what clients may ask. (Shell.)
+"""Who owns the logs of the partitions that this node leads, and what clients may ask. (Shell.)
 
 A queue owns those of ordinary topics, a coordinator those of `__groups`. Services are made per
-partition and epoch (leading.py); this makes them, and has the handlers that find them again.
+partition and epoch (leader_log.py); this makes them, and has the handlers that find them again.
 """
 
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from raftq.client.wire.errors import CorruptBatch
+from raftq.client.common.errors import CorruptBatch
 from raftq.client.wire.group_messages import GROUPS_TOPIC
-from raftq.cluster.topic_config import is_internal
-from raftq.node.coordinators import Coordinators
-from raftq.node.leading import Led, Service
-from raftq.node.partitions import Partitions
-from raftq.node.place import Place
-from raftq.node.queues.courier import NodeCourier
-from raftq.node.queues.delay_handlers import DelayHandlers
-from raftq.node.queues.delay_line import DelayLine
-from raftq.node.queues.deliveries import Deliveries
-from raftq.node.queues.engine import QueueTools
-from raftq.node.queues.handlers import QueueHandlers
-from raftq.node.queues.ledger import Ledger
-from raftq.node.queues.parts import NoDelayLine
-from raftq.node.queues.serving import Queues
-from raftq.node.queues.transfers import LedTransfers
-from raftq.node.strand import DATA, DELAYS
+from raftq.cluster.metadata.topic_config import is_internal
+from raftq.node.groups.coordinators import Coordinators
+from raftq.node.queue.leader.copy_sender import NodeCopySender
+from raftq.node.queue.leader.copy_service import LedTransfers
+from raftq.node.queue.leader.delay_handlers import DelayHandlers
+from raftq.node.queue.leader.delay_line import DelayLine
+from raftq.node.queue.leader.deliveries import GroupDeliveries
+from raftq.node.queue.leader.engine import QueueTools
+from raftq.node.queue.leader.handlers import QueueHandlers
+from raftq.node.queue.leader.interfaces import NoDelayLine
+from raftq.node.queue.leader.ledger import Ledger
+from raftq.node.queue.leader.registry import QueueRegistry
+from raftq.node.replication.leader_log import LeaderService, Leadership
+from raftq.node.replication.partition_log import DATA, DELAYS
+from raftq.node.replication.partition_ref import PartitionRef
+from raftq.node.replication.partitions import Partitions
 
 
 class Services:
@@ -37,32 +37,36 @@ class Services:
         rng: Random,
         wall_ms: Callable[[], int],
         coordinators: Coordinators,
-        courier: NodeCourier,
+        copy_sender: NodeCopySender,
     ) -> None:
         self._partitions = partitions
         self._wall_ms = wall_ms
         self._rng = rng
-        self._courier = courier
+        self._copy_sender = copy_sender
         self.coordinators = coordinators
-        self.queues = Queues(
+        self.queues = QueueRegistry(
             QueueTools(
                 rng=rng,
                 wall_ms=wall_ms,
-                make_transfers=self._transfers,
+                make_transfers=self._copy_service,
                 make_delay_line=self._delay_line,
                 report_damage=self._damaged,
             )
         )
         self.queue_handlers = QueueHandlers(partitions, self.queues)
         self.delay_handlers = DelayHandlers(
-            partitions, self.queues, self.queue_handlers.queue, courier.exists
+            partitions, self.queues, self.queue_handlers.queue, copy_sender.exists
         )
         partitions.serve = self.serve
 
-    def serve(self, led: Led) -> Service:
-        if led.place.topic == GROUPS_TOPIC:
-            return self.coordinators.serve(led)
-        return NoDelayLine(led) if is_internal(led.place.topic) else self.queues.serve(led)
+    def serve(self, leadership: Leadership) -> LeaderService:
+        if leadership.ref.topic == GROUPS_TOPIC:
+            return self.coordinators.serve(leadership)
+        return (
+            NoDelayLine(leadership)
+            if is_internal(leadership.ref.topic)
+            else self.queues.serve(leadership)
+        )
 
     def table(self) -> dict[type, Any]:
         """Request class -> handler."""
@@ -72,26 +76,28 @@ class Services:
             **self.coordinators.table(),
         }
 
-    def _transfers(self, led: Led, ledger: Ledger, deliveries: Deliveries) -> LedTransfers:
-        place = led.place
+    def _copy_service(
+        self, leadership: Leadership, ledger: Ledger, deliveries: GroupDeliveries
+    ) -> LedTransfers:
+        ref = leadership.ref
         return LedTransfers(
-            *(led, ledger, deliveries, self._courier, self._rng, self._wall_ms),
-            lambda error: self._damaged(place, DATA, error),
+            *(leadership, ledger, deliveries, self._copy_sender, self._rng, self._wall_ms),
+            lambda error: self._damaged(ref, DATA, error),
         )
 
-    def _delay_line(self, led: Led) -> DelayLine:
-        place = led.place
+    def _delay_line(self, leadership: Leadership) -> DelayLine:
+        ref = leadership.ref
 
         def broken(error: BaseException) -> None:
-            partition = self._partitions.find((place.topic_id, place.number))
+            partition = self._partitions.find((ref.topic_id, ref.number))
             if partition is not None:
                 self._partitions.failed(partition, error)
 
         return DelayLine(
-            led, self._wall_ms, lambda error: self._damaged(place, DELAYS, error), broken
+            leadership, self._wall_ms, lambda error: self._damaged(ref, DELAYS, error), broken
         )
 
-    def _damaged(self, place: Place, strand: int, error: CorruptBatch) -> None:
-        partition = self._partitions.find((place.topic_id, place.number))
-        if partition is not None and strand < len(partition.strands):
-            partition.strands[strand].damaged(error)
+    def _damaged(self, ref: PartitionRef, partition_log: int, error: CorruptBatch) -> None:
+        partition = self._partitions.find((ref.topic_id, ref.number))
+        if partition is not None and partition_log < len(partition.logs):
+            partition.logs[partition_log].damaged(error)

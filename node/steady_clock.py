@@ -1,4 +1,4 @@
-"""A wall clock that does not jump. (Pure but for the two clocks it is given.)
+"""A wall clock that does not jump. (Shell.)
 
 Due times, leases and ends are wall-clock times, because they must survive a restart and mean the
 same on every node. But the machine's wall clock may be set, by an operator or by a time service

@@ -9,10 +9,9 @@ from threading import Event
 from typing import ClassVar
 
 from raftq.chaos.faults.processes import NOTHING
-from raftq.chaos.world import Place, World
-from raftq.client.wire.errors import Detail, RequestTimeout
-
-Key = tuple[str, int]
+from raftq.chaos.world import PartitionView, World
+from raftq.client.common.errors import Detail, RequestTimeout
+from raftq.client.common.types import PartitionKey
 
 LETTERS = ".dlq"
 LOOK_S = 0.01
@@ -36,20 +35,24 @@ def soon(condition: Callable[[], bool], looks: int) -> bool:
     return False
 
 
-def movable(world: World, topic: str) -> dict[Key, Place]:
+def movable(world: World, topic: str) -> dict[PartitionKey, PartitionView]:
     """Partitions that somebody leads, all their copies in sync, of topics whose names begin so."""
     return {
-        key: place
-        for key, place in sorted(world.operator.places().items())
+        key: partition_key
+        for key, partition_key in sorted(world.operator.partition_keys().items())
         if key[0].startswith(topic) and not key[0].endswith(LETTERS)
-        if place.leader is not None and not place.moves and set(place.isr) == set(place.replicas)
+        if partition_key.leader is not None
+        and not partition_key.moves
+        and set(partition_key.isr) == set(partition_key.replicas)
     }
 
 
-def without(world: World, place: Place, node_id: int) -> tuple[int, ...]:
+def without(world: World, partition_key: PartitionView, node_id: int) -> tuple[int, ...]:
     """Where the copies go so that a node has none: to one that has none yet, if there is one."""
-    rest = tuple(one for one in place.replicas if one != node_id)
-    spare = [one for one in world.ids if one not in place.replicas and world.is_running(one)]
+    rest = tuple(one for one in partition_key.replicas if one != node_id)
+    spare = [
+        one for one in world.ids if one not in partition_key.replicas and world.is_running(one)
+    ]
     return (*rest, world.rng.choice(spare)) if spare else rest
 
 
@@ -63,7 +66,7 @@ class MoveAway:
     """None: all of them."""
     back: bool = True
     needs: ClassVar[frozenset[str]] = NOTHING
-    _before: dict[Key, tuple[int, ...]] = field(default_factory=dict, init=False)
+    _before: dict[PartitionKey, tuple[int, ...]] = field(default_factory=dict, init=False)
 
     @property
     def name(self) -> str:
@@ -74,16 +77,16 @@ class MoveAway:
         found = movable(world, self.topic)
         count = len(found) if self.count is None else min(self.count, len(found))
         for key in world.rng.sample(sorted(found), count):
-            place = found[key]
-            assert place.leader is not None
+            partition_key = found[key]
+            assert partition_key.leader is not None
             if self.back:
-                self._before[key] = place.replicas
-            world.operator.move(*key, without(world, place, place.leader))
+                self._before[key] = partition_key.replicas
+            world.operator.move(*key, without(world, partition_key, partition_key.leader))
         until(lambda: _at_rest(world), "moves away from leaders")
         return f"{count} partitions moved away from their leaders"
 
     def heal(self, world: World) -> None:
-        there = world.operator.places() if self._before else {}
+        there = world.operator.partition_keys() if self._before else {}
         for key, replicas in self._before.items():
             if key in there:
                 world.operator.move(*key, replicas)
@@ -93,7 +96,7 @@ class MoveAway:
 
 
 def _at_rest(world: World) -> bool:
-    return not any(one.moves for one in world.operator.places().values())
+    return not any(one.moves for one in world.operator.partition_keys().values())
 
 
 @dataclass(slots=True)
@@ -131,44 +134,49 @@ class MoveToAndFro:
             self._heal_disk(world)
         return f"away and back: {', '.join(told)}"
 
-    def _choose(self, world: World) -> tuple[Key, int]:
+    def _choose(self, world: World) -> tuple[PartitionKey, int]:
         """A partition and a follower of it, which does not control the metadata if possible."""
         controller = world.controller()
         every = [
             (key, node_id)
-            for key, place in movable(world, self.topic).items()
-            for node_id in place.replicas
-            if node_id != place.leader
+            for key, partition_key in movable(world, self.topic).items()
+            for node_id in partition_key.replicas
+            if node_id != partition_key.leader
         ]
         beside = [one for one in every if one[1] != controller]
         if not every:
             raise RequestTimeout(f"no partition of {self.topic!r} has a follower to be moved")
         return world.rng.choice(beside or every)
 
-    def _once(self, world: World, key: Key, node_id: int) -> None:
+    def _once(self, world: World, key: PartitionKey, node_id: int) -> None:
         operator = world.operator
-        place = operator.places()[key]
-        others = [one for one in place.replicas if one != node_id]
-        operator.move(*key, without(world, place, node_id))
-        until(lambda: node_id not in operator.places()[key].replicas, f"{key} leaves {node_id}")
+        partition_key = operator.partition_keys()[key]
+        others = [one for one in partition_key.replicas if one != node_id]
+        operator.move(*key, without(world, partition_key, node_id))
+        until(
+            lambda: node_id not in operator.partition_keys()[key].replicas,
+            f"{key} leaves {node_id}",
+        )
         # Soon, but not always at once: a node that hears of both together sees neither.
         Event().wait(world.rng.uniform(0.0, self.slow_s))
         operator.move(*key, (node_id, *others))
-        if not soon(lambda: node_id in operator.places()[key].isr, LOOKS_FEW):
+        if not soon(lambda: node_id in operator.partition_keys()[key].isr, LOOKS_FEW):
             # One that has to sync first may never come up with the others under load.
             self._heal_disk(world)
-            until(lambda: node_id in operator.places()[key].isr, f"{key} is back at {node_id}")
+            until(
+                lambda: node_id in operator.partition_keys()[key].isr, f"{key} is back at {node_id}"
+            )
         if self.kills:
             self._kill_leader(world, key, node_id)
 
-    def _kill_leader(self, world: World, key: Key, node_id: int) -> None:
-        leader = world.operator.places()[key].leader
+    def _kill_leader(self, world: World, key: PartitionKey, node_id: int) -> None:
+        leader = world.operator.partition_keys()[key].leader
         if leader is None or leader == node_id:
             return
         self._killed = leader
         world.kill(leader)
         until(
-            lambda: world.operator.places()[key].leader not in (None, leader),
+            lambda: world.operator.partition_keys()[key].leader not in (None, leader),
             f"somebody leads {key} after {leader}",
         )
         world.restart(leader)
@@ -237,10 +245,10 @@ class GrowTopics:
         return "grow topics"
 
     def inject(self, world: World) -> str:
-        places = world.operator.places()
+        partition_keys = world.operator.partition_keys()
         grown = []
         for topic in _topics(world, self.topic):
-            total = 1 + sum(name == topic for name, _ in places)
+            total = 1 + sum(name == topic for name, _ in partition_keys)
             if total <= PARTITIONS_MAX:
                 world.operator.grow(topic, total)
                 grown.append(topic)
@@ -281,5 +289,5 @@ class OtherTopics:
 
 def _topics(world: World, topic: str) -> list[str]:
     """Those whose names begin so, without dead letters and what is made here."""
-    names = {name for name, _ in world.operator.places() if name.startswith(topic)}
+    names = {name for name, _ in world.operator.partition_keys() if name.startswith(topic)}
     return sorted(one for one in names if not one.endswith(LETTERS) and one[:6] != "other-")

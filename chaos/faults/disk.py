@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from raftq.chaos.faults.processes import NOTHING
 from raftq.chaos.faults.targets import Who, choose
-from raftq.chaos.world import Disk, World
+from raftq.chaos.world import DisturbedDisk, World
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class BadDisk:
             self._disturb(world.disk(node_id))
         return f"the disk of node {', '.join(map(str, self._nodes))}: {self.trouble}"
 
-    def _disturb(self, disk: Disk) -> None:
+    def _disturb(self, disk: DisturbedDisk) -> None:
         if self.trouble == "full":
             disk.fill()
         elif self.trouble == "failing writes":

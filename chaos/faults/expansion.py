@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import ClassVar
 
-from raftq.chaos.faults.changes import Key, movable, until
+from raftq.chaos.faults.changes import movable, until
 from raftq.chaos.faults.network import LINKS
 from raftq.chaos.faults.targets import between
-from raftq.chaos.world import Pair, Place, World
-from raftq.client.wire.errors import RequestTimeout
+from raftq.chaos.world import Pair, PartitionView, World
+from raftq.client.common.errors import RequestTimeout
+from raftq.client.common.types import PartitionKey
 
 DELAY_MS = 300
 DELAYS = 3
@@ -38,8 +39,11 @@ class SplitAtExpansion:
         operator = world.operator
         self._paused = follower
         world.pause(follower)
-        until(lambda: _goes_on_without(operator.places()[key], follower), f"{key}: {follower} out")
-        small = [one for one in operator.places()[key].replicas if one != follower]
+        until(
+            lambda: _goes_on_without(operator.partition_keys()[key], follower),
+            f"{key}: {follower} out",
+        )
+        small = [one for one in operator.partition_keys()[key].replicas if one != follower]
         controller = world.controller()
         large = [one for one in world.ids if one not in small]
         # The controller first: what it has sent must not arrive.
@@ -49,23 +53,27 @@ class SplitAtExpansion:
             self._delay(world, controller, small)
         world.resume(follower)
         self._paused = None
-        until(lambda: follower in operator.places()[key].isr, f"{key}: {follower} in sync again")
+        until(
+            lambda: follower in operator.partition_keys()[key].isr,
+            f"{key}: {follower} in sync again",
+        )
         world.links.cut(self._pairs)
         return (
             f"nodes {sorted(small)} cut off when node {follower} was let in again to "
             f"{key[0]}/{key[1]}, node {controller} controls"
         )
 
-    def _choose(self, world: World) -> tuple[Key, int]:
+    def _choose(self, world: World) -> tuple[PartitionKey, int]:
         """A partition and a follower such that the other copies are fewer than half of the nodes,
         and the controller is neither that follower nor one of them, if possible."""
         controller = world.controller()
         found = movable(world, self.topic)
         every = [
             (key, node_id)
-            for key, place in found.items()
-            for node_id in place.replicas
-            if node_id != place.leader and 2 * (len(place.replicas) - 1) < len(world.ids)
+            for key, partition_key in found.items()
+            for node_id in partition_key.replicas
+            if node_id != partition_key.leader
+            and 2 * (len(partition_key.replicas) - 1) < len(world.ids)
         ]
         if not every:
             raise RequestTimeout(f"no partition of {self.topic!r} can be split")
@@ -87,5 +95,5 @@ class SplitAtExpansion:
         self._pairs = []
 
 
-def _goes_on_without(place: Place, node_id: int) -> bool:
-    return place.leader not in (None, node_id) and node_id not in place.isr
+def _goes_on_without(partition_key: PartitionView, node_id: int) -> bool:
+    return partition_key.leader not in (None, node_id) and node_id not in partition_key.isr

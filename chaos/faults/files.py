@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 from raftq.chaos.faults.processes import NOTHING
 from raftq.chaos.faults.targets import Who, choose
 from raftq.chaos.world import World
-from raftq.client.wire.errors import RaftqError
+from raftq.client.common.errors import RaftqError
 
 Kind = Literal["old segment", "segment", "index", "snapshot", "metadata"]
 SPARED_BYTES = 64

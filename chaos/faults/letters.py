@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from raftq.chaos.faults.processes import NOTHING
 from raftq.chaos.world import World
-from raftq.client.admin import Admin
-from raftq.client.connection import Connection
-from raftq.client.wire.errors import RaftqError
+from raftq.client.admin.admin import Admin
+from raftq.client.common.errors import RaftqError
+from raftq.client.net.connection import Connection
 from raftq.client.wire.group_messages import FindCoordinator
 
 ANSWER_MS = 8_000

@@ -122,8 +122,8 @@ class MajoritiesRing:
         count = len(ring)
         if count <= 3:
             self._pairs = between(ring, ring)
-            for place, node_id in enumerate(ring):
-                stop_one_way(world, ring[(place + 1) % count], node_id)
+            for partition_key, node_id in enumerate(ring):
+                stop_one_way(world, ring[(partition_key + 1) % count], node_id)
             return f"each of {ring} hears only the one before it"
         seen = (count // 2 + 1) // 2  # on each side; with itself that is a majority
         far = [
@@ -188,9 +188,9 @@ class BridgeBesideCopies(Bridge):
     def _choose(self, world: World) -> tuple[int, list[int]]:
         controller, leaders = world.controller(), world.leaders()
         found = [
-            (leaders[place], copies)
-            for place, copies in sorted(world.copies().items())
-            if place in leaders and place[0].startswith(self.topic)
+            (leaders[partition_key], copies)
+            for partition_key, copies in sorted(world.copies().items())
+            if partition_key in leaders and partition_key[0].startswith(self.topic)
         ]
         beside = [one for one in found if controller not in one[1]]
         leader, copies = world.rng.choice(beside or found)

@@ -14,20 +14,20 @@ from raftq.chaos.scenarios.loads import (
     streams,
 )
 from raftq.chaos.scene import Workload
-from raftq.chaos.workloads.queues import Queues
-from raftq.chaos.workloads.streams import Streams
+from raftq.chaos.workloads.queues import QueueWorkload
+from raftq.chaos.workloads.streams import StreamWorkload
 
 
 def mortal_workers() -> list[Workload]:
-    return [Queues(deaths_per_minute=60.0)]
+    return [QueueWorkload(deaths_per_minute=60.0)]
 
 
 def late_workers() -> list[Workload]:
-    return [Queues(habits=CARELESS)]
+    return [QueueWorkload(habits=CARELESS)]
 
 
 def busy_door() -> list[Workload]:
-    return [Streams(turnover_s=0.7, members=5)]
+    return [StreamWorkload(turnover_s=0.7, members=5)]
 
 
 CLIENTS = (

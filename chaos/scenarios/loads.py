@@ -11,10 +11,10 @@ from raftq.chaos.verdict import Rules
 from raftq.chaos.workers import Habits
 from raftq.chaos.workloads.appends import Appends
 from raftq.chaos.workloads.changes import Changes
-from raftq.chaos.workloads.delays import Delays
+from raftq.chaos.workloads.delays import DelayWorkload
 from raftq.chaos.workloads.growing import GrowingQueues
-from raftq.chaos.workloads.queues import Queues
-from raftq.chaos.workloads.streams import Streams
+from raftq.chaos.workloads.queues import QueueWorkload
+from raftq.chaos.workloads.streams import StreamWorkload
 
 GAP_S = 5.0
 """The bar for the longest time without an acknowledged record after a single fault."""
@@ -55,7 +55,7 @@ def durable_appends() -> list[Workload]:
 
 
 def durable_queues() -> list[Workload]:
-    return [Queues(config=SYNCED)]
+    return [QueueWorkload(config=SYNCED)]
 
 
 def appends_on_both_sides() -> list[Workload]:
@@ -84,15 +84,15 @@ def growing_queues() -> list[Workload]:
 
 
 def streams() -> list[Workload]:
-    return [Streams()]
+    return [StreamWorkload()]
 
 
 def queues() -> list[Workload]:
-    return [Queues()]
+    return [QueueWorkload()]
 
 
 def delays() -> list[Workload]:
-    return [Delays()]
+    return [DelayWorkload()]
 
 
 def changes() -> list[Workload]:
@@ -101,4 +101,8 @@ def changes() -> list[Workload]:
 
 def everything() -> list[Workload]:
     """All that has the same rules."""
-    return [Appends(per_second=20.0), Streams(per_second=15.0), Queues(per_second=12.0)]
+    return [
+        Appends(per_second=20.0),
+        StreamWorkload(per_second=15.0),
+        QueueWorkload(per_second=12.0),
+    ]

@@ -6,9 +6,9 @@ from raftq.chaos.history import Final, Partition, Publish
 from raftq.chaos.readback import create_topic, deadline_of, ends_of, read_back, unique
 from raftq.chaos.scene import Scene
 from raftq.chaos.workloads.insiders import Insider
-from raftq.chaos.workloads.reading import Lookout, Reader, run_all
-from raftq.chaos.workloads.sending import HastySender, Make, Sender
-from raftq.client.wire.errors import Detail
+from raftq.chaos.workloads.reading import LogReader, Lookout, run_all
+from raftq.chaos.workloads.sending import HastySender, LoadSender, Make
+from raftq.client.common.errors import Detail
 from raftq.client.wire.messages import Acks
 
 COPIES = 3
@@ -44,8 +44,8 @@ class Appends:
         self._per_second = per_second
         self._config = dict(config or {})
         self._places: list[Partition] = []
-        self._senders: list[Sender] = []
-        self._reading: list[Reader] = []
+        self._senders: list[LoadSender] = []
+        self._reading: list[LogReader] = []
 
     async def prepare(self, scene: Scene) -> None:
         self.topic = unique(scene, self.name)
@@ -59,10 +59,10 @@ class Appends:
         self._places = [(self.topic, number) for number in range(self._partitions)]
         for number in range(self._producers + self._hasty):
             client = f"{self.topic} p{number}"
-            kind = Sender if number < self._producers else HastySender
+            kind = LoadSender if number < self._producers else HastySender
             self._senders.append(kind(scene, client, self._maker(scene, client), self._per_second))
         for number in range(self._readers):
-            self._reading.append(Reader(scene, f"{self.topic} r{number}", self._places))
+            self._reading.append(LogReader(scene, f"{self.topic} r{number}", self._places))
 
     def _maker(self, scene: Scene, client: str) -> Make:
         def make(number: int) -> Publish:

@@ -15,11 +15,11 @@ from raftq.chaos.readback import (
 )
 from raftq.chaos.scene import Scene
 from raftq.chaos.workloads.appends import COPIES
-from raftq.chaos.workloads.reading import Reader, run_all
-from raftq.chaos.workloads.sending import Make, Sender
-from raftq.client.admin import Admin
-from raftq.client.tasks import pause
-from raftq.client.wire.errors import RaftqError
+from raftq.chaos.workloads.reading import LogReader, run_all
+from raftq.chaos.workloads.sending import LoadSender, Make
+from raftq.client.admin.admin import Admin
+from raftq.client.common.errors import RaftqError
+from raftq.client.common.tasks import sleep
 
 PARTITIONS_MAX = 6
 TOPICS_MAX = 8
@@ -49,9 +49,9 @@ class Changes:
         self._copies = 0
         self._topics: list[str] = []
         """Those that are there for certain, or were when they were last heard of."""
-        self._senders: list[Sender] = []
-        self._keeper: Sender
-        self._reader: Reader
+        self._senders: list[LoadSender] = []
+        self._keeper: LoadSender
+        self._reader: LogReader
         self._admin: Admin
 
     async def prepare(self, scene: Scene) -> None:
@@ -62,10 +62,10 @@ class Changes:
         for number in range(self._producers):
             client = f"{self.topic} p{number}"
             self._senders.append(
-                Sender(scene, client, self._maker(scene, client), self._per_second)
+                LoadSender(scene, client, self._maker(scene, client), self._per_second)
             )
-        self._keeper = Sender(scene, f"{self.topic} keeper", self._maker(scene, ""), 1.0)
-        self._reader = Reader(scene, f"{self.topic} r", [(self.topic, 0), (self.topic, 1)])
+        self._keeper = LoadSender(scene, f"{self.topic} keeper", self._maker(scene, ""), 1.0)
+        self._reader = LogReader(scene, f"{self.topic} r", [(self.topic, 0), (self.topic, 1)])
 
     def _maker(self, scene: Scene, client: str) -> Make:
         def make(number: int) -> Publish:
@@ -89,11 +89,11 @@ class Changes:
 
     async def _operate(self, scene: Scene) -> None:
         while not scene.stopping.is_set():
-            await pause(self._every_s * scene.rng.uniform(0.5, 1.5))
+            await sleep(self._every_s * scene.rng.uniform(0.5, 1.5))
             try:
                 await self._change(scene, scene.rng.choice(VERBS))
             except RaftqError:  # of a question before the change itself
-                await pause(self._every_s)
+                await sleep(self._every_s)
 
     async def _change(self, scene: Scene, verb: str) -> None:
         if verb == "create" and len(self._topics) < TOPICS_MAX:

@@ -18,10 +18,10 @@ from raftq.chaos.workers import ONLY_ACK
 from raftq.chaos.workloads.appends import COPIES
 from raftq.chaos.workloads.queues import TOPIC
 from raftq.chaos.workloads.reading import run_all
-from raftq.chaos.workloads.sending import Make, Sender
+from raftq.chaos.workloads.sending import LoadSender, Make
 from raftq.chaos.workloads.working import ANSWER_S, Crew
-from raftq.client.tasks import Tasks, pause
-from raftq.client.wire.errors import Detail
+from raftq.client.common.errors import Detail
+from raftq.client.common.tasks import Tasks, sleep
 from raftq.client.wire.queue_messages import DelayStats
 
 HABITS = replace(ONLY_ACK, lease_s=3.0)
@@ -31,7 +31,7 @@ ENDING = 0.1
 REGRETTED = 0.15
 
 
-class Delays:
+class DelayWorkload:
     """Producers send records for the next `delay_s_max` seconds; workers take what is due."""
 
     def __init__(  # noqa: PLR0913 - what may be varied
@@ -54,7 +54,7 @@ class Delays:
         self._delay_s_max = delay_s_max
         self._config = {**TOPIC, **(config or {})}
         self._last_due = 0.0
-        self._senders: list[Sender] = []
+        self._senders: list[LoadSender] = []
         self._tasks = Tasks(name)
         self._crew: Crew
         self._canceller: Recorder
@@ -68,7 +68,9 @@ class Delays:
             replication=min(COPIES, len(scene.direct)),
             config=self._config,
         )
-        places: list[Partition] = [(self.topic, number) for number in range(self._partitions)]
+        partition_keys: list[Partition] = [
+            (self.topic, number) for number in range(self._partitions)
+        ]
         self._canceller = Recorder(
             scene.bootstrap, scene.history, "", scene.clock, name=f"{self.topic} canceller"
         )
@@ -77,12 +79,12 @@ class Delays:
             client = f"{self.topic} p{number}"
             make = self._maker(scene, client)
             self._senders.append(
-                Sender(
+                LoadSender(
                     scene, client, make, self._per_second, ended=lambda one: self._ended(scene, one)
                 )
             )
         group = f"{self.topic}-workers"
-        self._crew = Crew(scene, group, places, HABITS, self._workers)
+        self._crew = Crew(scene, group, partition_keys, HABITS, self._workers)
 
     def _maker(self, scene: Scene, client: str) -> Make:
         rng = scene.rng
@@ -111,9 +113,9 @@ class Delays:
             self._tasks.spawn(self._cancel(sent, scene.rng.uniform(0.0, 1.0)))
 
     async def _cancel(self, sent: Publish, after_s: float) -> None:
-        await pause(after_s)
+        await sleep(after_s)
         if sent.offset is not None:
-            await self._canceller.cancel(sent.place, sent.offset, sent.value)
+            await self._canceller.cancel(sent.partition_key, sent.offset, sent.value)
 
     async def run(self, scene: Scene) -> None:
         await run_all(self._crew.run(), *(one.run() for one in self._senders))
@@ -143,8 +145,10 @@ class Delays:
     async def _all_fired(self) -> str:
         self._crew.work_well()
         for number in range(self._partitions):
-            place = (self.topic, number)
-            pending = (await self._canceller.ask(place, DelayStats(*place))).message.pending
+            partition_key = (self.topic, number)
+            pending = (
+                await self._canceller.ask(partition_key, DelayStats(*partition_key))
+            ).message.pending
             if pending:
-                return f"{pending} records of {place} are still waiting though all are due"
+                return f"{pending} records of {partition_key} are still waiting though all are due"
         return ""

@@ -5,12 +5,12 @@ import asyncio
 from raftq.chaos.history import Publish
 from raftq.chaos.scene import Scene
 from raftq.chaos.workers import POISON
-from raftq.chaos.workloads.queues import Queues
+from raftq.chaos.workloads.queues import QueueWorkload
 from raftq.chaos.workloads.reading import run_all
 from raftq.chaos.workloads.sending import Make
-from raftq.client.admin import Admin
-from raftq.client.tasks import pause
-from raftq.client.wire.errors import RaftqError
+from raftq.client.admin.admin import Admin
+from raftq.client.common.errors import RaftqError
+from raftq.client.common.tasks import sleep
 
 SMALL_BYTES_MAX, LARGE_BYTES_MAX = 1024, 64 * 1024
 LARGE_BYTES = 8 * 1024
@@ -18,7 +18,7 @@ LARGE_EVERY = 10
 LOOK_S = 0.2
 
 
-class GrowingQueues(Queues):
+class GrowingQueues(QueueWorkload):
     """A queue whose limit of values is raised when it has dead letters: from then on some records
     are larger than the old one, and nobody can handle them. Small poison follows."""
 
@@ -47,7 +47,7 @@ class GrowingQueues(Queues):
         """Not before there are dead letters: they were made for small values."""
         async with Admin(scene.bootstrap) as admin:
             while not scene.stopping.is_set() and not self._raised.is_set():
-                await pause(LOOK_S)
+                await sleep(LOOK_S)
                 try:
                     if f"{self.topic}.dlq" in await admin.list_topics():
                         await admin.alter_topic(self.topic, {"value_bytes_max": LARGE_BYTES_MAX})

@@ -8,11 +8,11 @@ import asyncio
 
 from raftq.chaos.history import Publish
 from raftq.chaos.scene import Scene
-from raftq.client.connection import Connection, ConnectionOptions
-from raftq.client.options import addresses
-from raftq.client.tasks import Tasks, pause
+from raftq.client.common.errors import RaftqError
+from raftq.client.common.tasks import Tasks, sleep
+from raftq.client.net.connection import Connection
+from raftq.client.options import ConnectionOptions, addresses
 from raftq.client.wire.encoder import encode
-from raftq.client.wire.errors import RaftqError
 from raftq.client.wire.messages import Acks, Metadata, Produce
 
 ANSWER_MS = 6_000
@@ -45,7 +45,7 @@ class Insider:
                     async with await Connection.open(host, port, options) as connection:
                         await self._write(connection)
                 except RaftqError:
-                    await pause(self._gap_s)
+                    await sleep(self._gap_s)
         finally:
             await self._tasks.close()
 
@@ -56,12 +56,14 @@ class Insider:
             if self._number % 10 == 0 or not led:
                 led = await self._led(connection)
             if led and self._under_way < UNDER_WAY_MAX:
-                place = led[self._number % len(led)]
-                self._tasks.spawn(self._send(connection, place, f"{self.name} {self._number}"))
+                partition_key = led[self._number % len(led)]
+                self._tasks.spawn(
+                    self._send(connection, partition_key, f"{self.name} {self._number}")
+                )
                 self._number += 1
-            await pause(self._gap_s)
+            await sleep(self._gap_s)
         while self._under_way:
-            await pause(self._gap_s)
+            await sleep(self._gap_s)
 
     async def _led(self, connection: Connection) -> list[int]:
         """What the node itself says it leads."""

@@ -8,16 +8,16 @@ from raftq.chaos.scene import Scene
 from raftq.chaos.workers import POISON, Habits
 from raftq.chaos.workloads.appends import COPIES
 from raftq.chaos.workloads.reading import run_all
-from raftq.chaos.workloads.sending import Make, Sender
+from raftq.chaos.workloads.sending import LoadSender, Make
 from raftq.chaos.workloads.working import Crew
-from raftq.client.wire.errors import Detail
+from raftq.client.common.errors import Detail
 
 HABITS = Habits(lease_s=3.0, late=2)
 POISON_EVERY = 40
 TOPIC: Mapping[str, Detail] = {"backoff_ms": 100, "max_deliveries": 3}
 
 
-class Queues:
+class QueueWorkload:
     """Producers fill a topic in all lanes, and a group of workers empties it."""
 
     def __init__(  # noqa: PLR0913 - what may be varied
@@ -42,7 +42,7 @@ class Queues:
         self._habits = habits
         self._deaths_per_minute = deaths_per_minute
         self._config = {**TOPIC, **(config or {})}
-        self._senders: list[Sender] = []
+        self._senders: list[LoadSender] = []
         self._crew: Crew
 
     async def prepare(self, scene: Scene) -> None:
@@ -54,14 +54,16 @@ class Queues:
             replication=min(COPIES, len(scene.direct)),
             config=self._config,
         )
-        places: list[Partition] = [(self.topic, number) for number in range(self._partitions)]
+        partition_keys: list[Partition] = [
+            (self.topic, number) for number in range(self._partitions)
+        ]
         for number in range(self._producers):
             client = f"{self.topic} p{number}"
             self._senders.append(
-                Sender(scene, client, self._maker(scene, client), self._per_second)
+                LoadSender(scene, client, self._maker(scene, client), self._per_second)
             )
         self._crew = Crew(
-            scene, f"{self.topic}-workers", places, self._habits, self._workers,
+            scene, f"{self.topic}-workers", partition_keys, self._habits, self._workers,
             self._deaths_per_minute,
         )  # fmt: skip
 

@@ -7,12 +7,12 @@ from typing import Any
 from raftq.chaos.history import Partition, Receive, Sighting
 from raftq.chaos.readback import until
 from raftq.chaos.scene import Scene
-from raftq.client.connection import Connection, ConnectionOptions
-from raftq.client.consumer import Consumer
-from raftq.client.options import addresses
-from raftq.client.tasks import pause
+from raftq.client.common.errors import RaftqError
+from raftq.client.common.tasks import sleep
+from raftq.client.consumer.consumer import Consumer
+from raftq.client.net.connection import Connection
+from raftq.client.options import ConnectionOptions, addresses
 from raftq.client.wire.batch import Batch
-from raftq.client.wire.errors import RaftqError
 from raftq.client.wire.messages import Fetch, FetchedPartition, FetchPartition
 
 ERROR_PAUSE_S = 0.1
@@ -20,13 +20,13 @@ LOOK_EVERY_S = 0.25
 ANSWER_S = 2.0
 
 
-class Reader:
+class LogReader:
     """Reads some partitions from the start, in order, each record once; a group of one."""
 
-    def __init__(self, scene: Scene, name: str, places: Sequence[Partition]) -> None:
+    def __init__(self, scene: Scene, name: str, partition_keys: Sequence[Partition]) -> None:
         self.name = name
         self._scene = scene
-        self._places = list(places)
+        self._places = list(partition_keys)
         self._consumer = Consumer(scene.bootstrap, name=name, fetch_wait_ms=300)
 
     async def run(self) -> None:
@@ -38,7 +38,7 @@ class Reader:
         try:
             records = await self._consumer.poll(max_records=1000, timeout=0.5)
         except RaftqError:
-            await pause(ERROR_PAUSE_S)
+            await sleep(ERROR_PAUSE_S)
             return
         at = self._scene.clock()
         for one in records:
@@ -59,10 +59,10 @@ class Reader:
 
         async def is_read() -> str:
             await self._step()
-            for place in self._places:
-                position = await self._consumer.position(*place)
-                if position < ends[place]:
-                    return f"{place} is read up to {position} of {ends[place]}"
+            for partition_key in self._places:
+                position = await self._consumer.position(*partition_key)
+                if position < ends[partition_key]:
+                    return f"{partition_key} is read up to {position} of {ends[partition_key]}"
             return ""
 
         await until(is_read, deadline, self.name)
@@ -77,10 +77,10 @@ class Lookout:
     Where it answers it says that it leads, in which epoch and how far that can be read.
     """
 
-    def __init__(self, scene: Scene, node: int, places: Sequence[Partition]) -> None:
+    def __init__(self, scene: Scene, node: int, partition_keys: Sequence[Partition]) -> None:
         self._scene = scene
         self._node = node
-        self._places = list(places)
+        self._places = list(partition_keys)
         self._seen: dict[Partition, int] = {}
 
     async def run(self) -> None:
@@ -91,16 +91,16 @@ class Lookout:
                 async with await Connection.open(host, port, options) as connection:
                     while not self._scene.stopping.is_set():
                         await self._look(connection)
-                        await pause(LOOK_EVERY_S)
+                        await sleep(LOOK_EVERY_S)
             except RaftqError:
-                await pause(LOOK_EVERY_S)
+                await sleep(LOOK_EVERY_S)
 
     async def _look(self, connection: Connection) -> None:
         at = self._scene.clock()
         asked = Fetch(
             tuple(
-                FetchPartition(*place, max(0, self._seen.get(place, 0) - 1))
-                for place in self._places
+                FetchPartition(*partition_key, max(0, self._seen.get(partition_key, 0) - 1))
+                for partition_key in self._places
             )
         )
         reply = await connection.request(asked, timeout_s=ANSWER_S)
@@ -108,11 +108,11 @@ class Lookout:
             self._note(one, reply.raw, at)
 
     def _note(self, one: FetchedPartition, raw: memoryview, at: float) -> None:
-        place = (one.topic, one.partition)
+        partition_key = (one.topic, one.partition)
         if one.error:
-            self._seen.pop(place, None)  # it does not lead, or has less than another had
+            self._seen.pop(partition_key, None)  # it does not lead, or has less than another had
             return
-        self._seen[place] = one.high_watermark
+        self._seen[partition_key] = one.high_watermark
         noted = Sighting(
             client=f"lookout at {self._node}",
             topic=one.topic,

@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from raftq.chaos.history import Publish
 from raftq.chaos.scene import Scene
-from raftq.client.producer import Producer
+from raftq.client.common.errors import RaftqError
+from raftq.client.common.tasks import sleep
+from raftq.client.producer.producer import Producer
 from raftq.client.results import Appended, Delivery
-from raftq.client.tasks import pause
-from raftq.client.wire.errors import RaftqError
 from raftq.client.wire.messages import Acks
 
 DELIVERY_MS = 15_000
@@ -27,7 +27,7 @@ Make = Callable[[int], Publish]
 its lane) leads."""
 
 
-class Sender:
+class LoadSender:
     """One producer; `run` until the scene stops, then `close`."""
 
     acks: ClassVar[Acks] = "all"
@@ -64,7 +64,7 @@ class Sender:
         while not self._scene.stopping.is_set():
             now = loop.time()
             if now < next_at or self._under_way >= self._under_way_max:
-                await pause(min(max(next_at - now, 0.001), LOOK_EVERY_S))
+                await sleep(min(max(next_at - now, 0.001), LOOK_EVERY_S))
                 continue
             next_at = max(next_at + self._gap_s, now - BEHIND_S_MAX)
             await self.send(self._make(self._number))
@@ -90,7 +90,7 @@ class Sender:
             )
         except RaftqError as error:
             self._note(noted, error)
-            await pause(LOOK_EVERY_S)
+            await sleep(LOOK_EVERY_S)
             return
         self._under_way += 1
         delivery.add_done_callback(lambda done: self._done(noted, done))
@@ -123,7 +123,7 @@ class Sender:
             await self._producer.close(timeout=DELIVERY_MS / 1000 + 1)
 
 
-class HastySender(Sender):
+class HastySender(LoadSender):
     """One that waits for the leader alone."""
 
     acks = "leader"

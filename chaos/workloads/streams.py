@@ -16,10 +16,10 @@ from raftq.chaos.recorder import Recorder
 from raftq.chaos.scene import Scene
 from raftq.chaos.workloads.appends import COPIES
 from raftq.chaos.workloads.reading import run_all
-from raftq.chaos.workloads.sending import Make, Sender
-from raftq.client.admin import Admin
-from raftq.client.tasks import Tasks, pause
-from raftq.client.wire.errors import Detail, RaftqError
+from raftq.chaos.workloads.sending import LoadSender, Make
+from raftq.client.admin.admin import Admin
+from raftq.client.common.errors import Detail, RaftqError
+from raftq.client.common.tasks import Tasks, sleep
 
 SESSION_MS = 3_000
 HEARTBEAT_MS = 500
@@ -27,7 +27,7 @@ LEAVE_S = 15.0
 MEMBERS_LEAST = 2
 
 
-class Members:
+class GroupMembers:
     """The members of one group."""
 
     def __init__(self, scene: Scene, group: str, topic: str) -> None:
@@ -64,7 +64,7 @@ class Members:
         try:
             await member.run()
         except RaftqError:
-            await pause(0.3)
+            await sleep(0.3)
         finally:
             self._here.pop(name, None)
             with suppress(RaftqError):
@@ -96,7 +96,7 @@ class Members:
         await self._tasks.close()
 
 
-class Streams:
+class StreamWorkload:
     """Producers fill a topic, and the members of a group share it."""
 
     def __init__(  # noqa: PLR0913 - what may be varied
@@ -121,8 +121,8 @@ class Streams:
         self._turnover_s = turnover_s
         self._config = dict(config or {})
         self._places: list[Partition] = []
-        self._senders: list[Sender] = []
-        self._members: Members
+        self._senders: list[LoadSender] = []
+        self._members: GroupMembers
 
     async def prepare(self, scene: Scene) -> None:
         self.topic = unique(scene, self.name)
@@ -138,9 +138,9 @@ class Streams:
         for number in range(self._producers):
             client = f"{self.topic} p{number}"
             self._senders.append(
-                Sender(scene, client, self._maker(scene, client), self._per_second)
+                LoadSender(scene, client, self._maker(scene, client), self._per_second)
             )
-        self._members = Members(scene, self.group, self.topic)
+        self._members = GroupMembers(scene, self.group, self.topic)
 
     def _maker(self, scene: Scene, client: str) -> Make:
         def make(number: int) -> Publish:
@@ -166,7 +166,7 @@ class Streams:
             if loop.time() >= next_at:
                 next_at = loop.time() + self._turnover_s * scene.rng.uniform(0.5, 1.5)
                 await self._turn_over(scene.rng)
-            await pause(0.1)
+            await sleep(0.1)
 
     async def _turn_over(self, rng: Random) -> None:
         if len(self._members) < self._count or rng.random() < 0.2:
@@ -187,11 +187,11 @@ class Streams:
             while len(self._members) < MEMBERS_LEAST:
                 self._members.join()
             described = await admin.describe_topic(self.topic)
-            for place in self._places:
-                end = described.partitions[place[1]].high_watermark
-                stored = await overseer.recall(place)
+            for partition_key in self._places:
+                end = described.partitions[partition_key[1]].high_watermark
+                stored = await overseer.recall(partition_key)
                 if end is None or (end and (stored.status != "ok" or stored.offset != end)):
-                    return f"{place} ends at {end}: {stored}"
+                    return f"{partition_key} ends at {end}: {stored}"
             return ""
 
         try:

@@ -10,8 +10,8 @@ from raftq.chaos.readback import until
 from raftq.chaos.recorder import Recorder
 from raftq.chaos.scene import Scene
 from raftq.chaos.workers import ONLY_ACK, Habits, QueueWorker
-from raftq.client.tasks import Tasks, pause
-from raftq.client.wire.errors import RaftqError
+from raftq.client.common.errors import RaftqError
+from raftq.client.common.tasks import Tasks, sleep
 from raftq.client.wire.queue_messages import DescribeQueue
 
 ANSWER_S = 2.0
@@ -28,14 +28,14 @@ class Crew:
         self,
         scene: Scene,
         group: str,
-        places: Sequence[Partition],
+        partition_keys: Sequence[Partition],
         habits: Habits,
         count: int,
         deaths_per_minute: float = 0.0,
     ) -> None:
         self.group = group
         self._scene = scene
-        self._places = list(places)
+        self._places = list(partition_keys)
         self._habits = habits
         self._count = count
         self._deaths_per_minute = deaths_per_minute
@@ -48,7 +48,7 @@ class Crew:
         """Until the scene stops."""
         while not self._scene.stopping.is_set():
             self._hire(self._habits)
-            await pause(0.1)
+            await sleep(0.1)
             if self._rng.random() < self._deaths_per_minute / 600 and self._at_work:
                 await self._kill(self._rng.choice(list(self._at_work)))
 
@@ -59,13 +59,13 @@ class Crew:
 
         async def is_empty() -> str:
             self.work_well()
-            for place in self._places:
-                reply = await overseer.ask(place, DescribeQueue(*place, self.group))
+            for partition_key in self._places:
+                reply = await overseer.ask(partition_key, DescribeQueue(*partition_key, self.group))
                 for one in reply.message.groups:
                     if one.unsettled or one.in_flight or one.waiting:
-                        return f"{place} has {one}"
+                        return f"{partition_key} has {one}"
                 if not reply.message.groups:
-                    return f"{place} does not know the group yet"
+                    return f"{partition_key} does not know the group yet"
             return ""
 
         try:
@@ -125,4 +125,4 @@ async def _until_it_fails(worker: QueueWorker) -> None:
     try:
         await worker.run()
     except RaftqError:
-        await pause(0.2)
+        await sleep(0.2)

@@ -10,7 +10,7 @@ Names are loaded on first use: finding Java must not need PySpark.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from raftq.client.wire.errors import ConfigError
+from raftq.client.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from raftq.client.spark.java import find_java as find_java

@@ -9,14 +9,14 @@ recognised by the node. What waits is bounded: `put` blocks.
 import asyncio
 from collections import deque
 
-from raftq.client.attempts import Attempts
-from raftq.client.base import Client
-from raftq.client.blocking import Blocking
-from raftq.client.leaders import Leaders
+from raftq.client.common.errors import RaftqError
+from raftq.client.common.types import PartitionKey
+from raftq.client.net.attempts import Attempts
+from raftq.client.net.client import Client
+from raftq.client.net.leaders import Leaders
 from raftq.client.options import ClientOptions
 from raftq.client.spark.options import WriteOptions
-from raftq.client.spark.ranges import Key
-from raftq.client.wire.errors import RaftqError
+from raftq.client.sync.clients import Blocking
 from raftq.client.wire.messages import Produce
 
 REQUEST_BYTES = 4 * 1024 * 1024
@@ -28,7 +28,7 @@ class _Line:
 
     __slots__ = ("delayed", "running", "waiting", "where")
 
-    def __init__(self, where: Key, delayed: bool) -> None:
+    def __init__(self, where: PartitionKey, delayed: bool) -> None:
         self.where = where
         self.delayed = delayed
         self.waiting: deque[bytearray] = deque()
@@ -51,7 +51,7 @@ class _Appender(Client):
         super().__init__(options.bootstrap, self._options, "spark sink")
         self._acks = options.acks
         self._timeout_s = options.delivery_timeout_ms / 1000
-        self._lines: dict[tuple[Key, bool], _Line] = {}
+        self._lines: dict[tuple[PartitionKey, bool], _Line] = {}
         self._held = 0
         self._error: RaftqError | None = None
         self._changed: asyncio.Event
@@ -65,7 +65,7 @@ class _Appender(Client):
         self._ensure_started()
         return len((await self._routes.topic(topic)).partitions)
 
-    async def put(self, where: Key, batch: bytearray, delayed: bool) -> None:
+    async def put(self, where: PartitionKey, batch: bytearray, delayed: bool) -> None:
         """Take a batch for sending; waits while too much does. Raises what an earlier one met."""
         self._ensure_started()
         while self._held and self._held + len(batch) > WAITING_BYTES_MAX and not self._error:
@@ -135,7 +135,7 @@ class Appender(Blocking):
             self._counts[topic] = self._call(self._client.partitions(topic))
         return self._counts[topic]
 
-    def put(self, where: Key, batch: bytearray, delayed: bool) -> None:
+    def put(self, where: PartitionKey, batch: bytearray, delayed: bool) -> None:
         self._call(self._client.put(where, batch, delayed))
 
     def flush(self) -> None:

@@ -18,11 +18,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raftq.client.records import cut
+from raftq.client.common.errors import InvalidArgument
+from raftq.client.consumer.records import cut
 from raftq.client.spark.options import COLUMNS, HEADERS
 from raftq.client.wire.arrow import column
 from raftq.client.wire.batch import FLAG_HEADERS, FLAG_KEYS, FLAG_OFFSET_DELTAS, Batch
-from raftq.client.wire.errors import InvalidArgument
 from raftq.client.wire.record import unpack_headers
 
 HEADER_TYPE: Any = pa.list_(

@@ -6,7 +6,7 @@ one in another, with the stacks of both. What a person needs is the innermost ca
 
 import re
 
-from raftq.client.wire.errors import RaftqError
+from raftq.client.common.errors import RaftqError
 
 # The last line of a Python traceback with one of our errors: its class, and what it says.
 _OURS = re.compile(r"^\s*(?:[\w.]*raftq[\w.]*\.)(\w+): (.+)$", re.MULTILINE)

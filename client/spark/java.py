@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from raftq.client.wire.errors import ConfigError
+from raftq.client.common.errors import ConfigError
 
 VERSION_MIN = 17
 VERSION_ASK_S = 20.0

@@ -32,10 +32,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from raftq.client.common.errors import ConfigError, InvalidArgument
 from raftq.client.options import lane_of
 from raftq.client.spark.outgoing import Destination, by_key
-from raftq.client.wire.arrow_encoder import Columns
-from raftq.client.wire.errors import ConfigError, InvalidArgument
+from raftq.client.wire.arrow_encoder import ArrowColumns
 from raftq.client.wire.layout import LANE_NORMAL
 from raftq.client.wire.record import pack_headers
 
@@ -97,7 +97,7 @@ def _is_headers(name: str, field: Any) -> bool:
     )
 
 
-class Router:
+class DestinationRouter:
     """Splits Spark's Arrow batches by destination."""
 
     def __init__(self, topic: str, partitions: Callable[[str], int]) -> None:
@@ -229,7 +229,7 @@ def _delayed(rows: Any) -> bool | list[bool]:
     return later[0] if len(set(later)) == 1 else later
 
 
-def columns_of(rows: Any, to: Destination, now_ms: int) -> tuple[Columns, Columns]:
+def columns_of(rows: Any, to: Destination, now_ms: int) -> tuple[ArrowColumns, ArrowColumns]:
     """Columns to encode, and the same without what is filled in here."""
     names = rows.schema.names
     keys = rows.column("key") if "key" in names else None
@@ -245,4 +245,6 @@ def columns_of(rows: Any, to: Destination, now_ms: int) -> tuple[Columns, Column
         times = pc.fill_null(given, now_ms)
         given = pc.fill_null(given, -1)
     value = rows.column("value")
-    return Columns(value, keys, headers, times, due), Columns(value, keys, headers, given, due)
+    return ArrowColumns(value, keys, headers, times, due), ArrowColumns(
+        value, keys, headers, given, due
+    )

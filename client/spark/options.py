@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from raftq.client.spark.ranges import Key, Offsets, from_json
-from raftq.client.wire.errors import ConfigError, InvalidArgument, RaftqError
+from raftq.client.common.errors import ConfigError, InvalidArgument, RaftqError
+from raftq.client.common.types import PartitionKey
+from raftq.client.spark.ranges import Offsets, from_json
 from raftq.client.wire.layout import BATCH_BYTES_MAX
 
 Where = Literal["earliest", "latest", "time", "offset"]
@@ -36,9 +37,9 @@ class Bound:
     """Where reading begins or ends: partition by partition where it is said, else `common`."""
 
     common: Point
-    exact: Mapping[Key, Point] = field(default_factory=dict)
+    exact: Mapping[PartitionKey, Point] = field(default_factory=dict)
 
-    def at(self, key: Key) -> Point:
+    def at(self, key: PartitionKey) -> Point:
         return self.exact.get(key, self.common)
 
 
@@ -273,7 +274,7 @@ def _common(told: _Given, name: str, default: str) -> Bound:
     if text.lower() in ("earliest", "latest"):
         return Bound(("earliest", 0) if text.lower() == "earliest" else ("latest", 0))
     offsets: Offsets = _parsed(told, name, text, from_json) or {}
-    exact: dict[Key, Point] = {}
+    exact: dict[PartitionKey, Point] = {}
     for key, offset in offsets.items():
         if offset < EARLIEST:
             told.wrong.append(f"{name}: {offset} is no offset; -2 is earliest and -1 latest")

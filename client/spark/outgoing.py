@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import mmh3
 import pyarrow as pa
 
-from raftq.client.accumulator import partition_of
-from raftq.client.spark.ranges import Key
-from raftq.client.wire.arrow_encoder import Columns, content, encode_columns, ends_of
-from raftq.client.wire.errors import InvalidArgument
-from raftq.client.wire.layout import LANE_NORMAL, Producer
+from raftq.client.common.errors import InvalidArgument
+from raftq.client.common.types import PartitionKey
+from raftq.client.producer.accumulator import partition_of
+from raftq.client.wire.arrow_encoder import ArrowColumns, content, encode_columns, ends_of
+from raftq.client.wire.layout import LANE_NORMAL, BatchProducer
 
 OURS = 1 << 62  # set in ids made here, so that they are none that a node has given out
 
@@ -119,7 +119,7 @@ class Encoder:
         self._codec = codec
 
     def encode(
-        self, to: Destination, number: int, columns: Columns, known: Columns, now_ms: int
+        self, to: Destination, number: int, columns: ArrowColumns, known: ArrowColumns, now_ms: int
     ) -> bytearray:
         """`known` has what the rows brought themselves: a time that is filled in here must not make
         another batch of the same rows."""
@@ -128,11 +128,11 @@ class Encoder:
         for part in content(known):
             identity.update(len(part).to_bytes(8, "little"))
             identity.update(mmh3.hash_bytes(bytes(part)))
-        producer = Producer(int.from_bytes(identity.digest(), "little") % OURS | OURS, 0, 0)
+        producer = BatchProducer(int.from_bytes(identity.digest(), "little") % OURS | OURS, 0, 0)
         return encode_columns(columns, now_ms, to.lane, self._codec, producer)
 
 
-def place(to: Destination, task: int, number: int, count: int) -> Key:
+def place(to: Destination, task: int, number: int, count: int) -> PartitionKey:
     """The partition of a batch. One without keys goes around, beginning elsewhere in each task."""
     if to.partition is None:
         return to.topic, (task + number) % count

@@ -2,17 +2,18 @@
 
 from collections.abc import Iterable
 
+from raftq.client.common.errors import InvalidArgument
+from raftq.client.common.types import PartitionKey
 from raftq.client.spark.options import Point, ReadOptions
-from raftq.client.spark.ranges import Key, Offsets, Range, between, split
+from raftq.client.spark.ranges import OffsetRange, Offsets, between, split
 from raftq.client.spark.reading import DataLoss, ReadTask, loss_message
 from raftq.client.spark.survey import Survey
-from raftq.client.wire.errors import InvalidArgument
 
 LATEST: Point = ("latest", 0)
 EARLIEST: Point = ("earliest", 0)
 
 
-def batch_ranges(survey: Survey, options: ReadOptions) -> list[Range]:
+def batch_ranges(survey: Survey, options: ReadOptions) -> list[OffsetRange]:
     """What a batch read reads, partition by partition."""
     keys = survey.keys()
     start = starting(survey, options, keys)
@@ -26,7 +27,7 @@ def batch_ranges(survey: Survey, options: ReadOptions) -> list[Range]:
     return between(start, end)
 
 
-def starting(survey: Survey, options: ReadOptions, keys: Iterable[Key]) -> Offsets:
+def starting(survey: Survey, options: ReadOptions, keys: Iterable[PartitionKey]) -> Offsets:
     """Where reading begins. Offsets that are gone already are a loss; a time that no record of a
     partition has reached is an error or its end, as the options say."""
     keys = list(keys)
@@ -36,7 +37,7 @@ def starting(survey: Survey, options: ReadOptions, keys: Iterable[Key]) -> Offse
     for key in given:
         if first[key] > found[key]:
             if options.fail_on_data_loss:
-                lost = Range(*key, found[key], first[key])
+                lost = OffsetRange(*key, found[key], first[key])
                 raise DataLoss(loss_message(lost, f"the log begins at {first[key]}"))
             found[key] = first[key]
     if options.no_time == "error":
@@ -53,7 +54,7 @@ def starting(survey: Survey, options: ReadOptions, keys: Iterable[Key]) -> Offse
     return found
 
 
-def tasks(options: ReadOptions, ranges: Iterable[Range]) -> list[ReadTask]:
+def tasks(options: ReadOptions, ranges: Iterable[OffsetRange]) -> list[ReadTask]:
     cut = split(ranges, options.min_partitions, options.max_records_per_partition)
     return [
         ReadTask(

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from raftq.client.wire.errors import InvalidArgument
+from raftq.client.common.errors import InvalidArgument
+from raftq.client.common.types import PartitionKey
 
-Key = tuple[str, int]
-Offsets = dict[Key, int]
+Offsets = dict[PartitionKey, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class OffsetRange:
     """The records of one partition in [start, end)."""
 
     topic: str
@@ -33,17 +33,21 @@ class Range:
         return f"{self.topic}/{self.partition} [{self.start}, {self.end})"
 
 
-def between(start: Mapping[Key, int], end: Mapping[Key, int]) -> list[Range]:
+def between(
+    start: Mapping[PartitionKey, int], end: Mapping[PartitionKey, int]
+) -> list[OffsetRange]:
     """The ranges that are not empty. A partition that `start` does not know is new: all of it."""
     found = []
     for key in sorted(end):
         first = start.get(key, 0)
         if first < end[key]:
-            found.append(Range(*key, first, end[key]))
+            found.append(OffsetRange(*key, first, end[key]))
     return found
 
 
-def split(ranges: Iterable[Range], parts_min: int = 0, records_max: int = 0) -> list[Range]:
+def split(
+    ranges: Iterable[OffsetRange], parts_min: int = 0, records_max: int = 0
+) -> list[OffsetRange]:
     """Cut ranges so that there are about `parts_min` of them, by size, and none is longer than
     `records_max`; 0 leaves them as they are."""
     whole = list(ranges)
@@ -59,14 +63,16 @@ def split(ranges: Iterable[Range], parts_min: int = 0, records_max: int = 0) -> 
     return found
 
 
-def _cut(one: Range, pieces: int) -> list[Range]:
+def _cut(one: OffsetRange, pieces: int) -> list[OffsetRange]:
     if pieces <= 1:
         return [one]
     cuts = [one.start + one.size * at // pieces for at in range(pieces + 1)]
-    return [Range(one.topic, one.partition, first, end) for first, end in pairwise(cuts)]
+    return [OffsetRange(one.topic, one.partition, first, end) for first, end in pairwise(cuts)]
 
 
-def admit(start: Mapping[Key, int], end: Mapping[Key, int], records_max: int) -> Offsets:
+def admit(
+    start: Mapping[PartitionKey, int], end: Mapping[PartitionKey, int], records_max: int
+) -> Offsets:
     """How far to read when only so many records may be: each partition by its share of what is
     there, at least one record of each that has some."""
     sizes = {key: max(end[key] - start.get(key, 0), 0) for key in sorted(end)}
@@ -80,7 +86,7 @@ def admit(start: Mapping[Key, int], end: Mapping[Key, int], records_max: int) ->
     return admitted
 
 
-def to_json(offsets: Mapping[Key, int]) -> dict[str, dict[str, int]]:
+def to_json(offsets: Mapping[PartitionKey, int]) -> dict[str, dict[str, int]]:
     """As Spark keeps them in its checkpoint. Spark compares the text, so keys are in order."""
     found: dict[str, dict[str, int]] = {}
     for topic, partition in sorted(offsets):

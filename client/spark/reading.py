@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from raftq.client.blocking import Consumer
+from raftq.client.common.errors import OffsetOutOfRange, RaftqError, RequestTimeout
 from raftq.client.spark.columns import CONTENT, Gathered
-from raftq.client.spark.ranges import Range
+from raftq.client.spark.ranges import OffsetRange
 from raftq.client.spark.worker_memory import spare_imports
-from raftq.client.wire.errors import OffsetOutOfRange, RaftqError, RequestTimeout
+from raftq.client.sync.clients import Consumer
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class ReadTask:
     """Everything an executor needs to read a range; travels pickled."""
 
     bootstrap: str
-    range: Range
+    range: OffsetRange
     fail_on_data_loss: bool
     fetch_bytes: int
     batch_bytes: int
@@ -134,7 +134,9 @@ class _Reading:
         one = self._range
         first = self._edge("earliest")
         until = min(first, one.end) if first > self.position else one.end
-        message = loss_message(Range(one.topic, one.partition, self.position, until), str(error))
+        message = loss_message(
+            OffsetRange(one.topic, one.partition, self.position, until), str(error)
+        )
         if self._task.fail_on_data_loss:
             raise DataLoss(message) from error
         logger.warning("%s; going on at offset %d (failOnDataLoss=false)", message, until)
@@ -148,7 +150,7 @@ class _Reading:
         return self._consumer.position(one.topic, one.partition, timeout=timeout_s)
 
 
-def loss_message(lost: Range, why: str) -> str:
+def loss_message(lost: OffsetRange, why: str) -> str:
     return (
         f"offsets [{lost.start}, {lost.end}) of {lost.topic}/{lost.partition} are lost: they were "
         f"to be read and are not in the log any more ({why}). Retention may be too short for how "

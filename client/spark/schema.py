@@ -15,8 +15,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from raftq.client.common.errors import InvalidArgument
 from raftq.client.spark.options import HEADERS
-from raftq.client.wire.errors import InvalidArgument
 
 HEADERS_TYPE = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])

@@ -20,15 +20,15 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from raftq.client.common.errors import ConfigError, InternalError
 from raftq.client.options import wall_clock_ms
 from raftq.client.spark.appender import Appender
-from raftq.client.spark.layout import Router, check_schema, columns_of
+from raftq.client.spark.layout import DestinationRouter, check_schema, columns_of
 from raftq.client.spark.options import WriteOptions, write_options
 from raftq.client.spark.outgoing import Cutter, Destination, Encoder, place
 from raftq.client.spark.worker_input import check_complete
 from raftq.client.spark.worker_memory import spare_imports
 from raftq.client.wire.codecs import CODECS
-from raftq.client.wire.errors import ConfigError, InternalError
 
 # Names that Spark does not promise to keep; a test notices when it changes them.
 QUERY_ID = "sql.streaming.queryId"
@@ -100,7 +100,7 @@ class _Writing:
 
     def __init__(self, options: WriteOptions, encoder: Encoder, appender: Appender) -> None:
         self._cutter = Cutter(options.batch_records, options.batch_bytes)
-        self._router = Router(options.topic, appender.partitions)
+        self._router = DestinationRouter(options.topic, appender.partitions)
         self._encoder = encoder
         self._appender = appender
         self._written = Written(0, 0)

@@ -26,13 +26,14 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from raftq.client.common.errors import RaftqError, RequestTimeout, UnknownTopic
+from raftq.client.common.types import PartitionKey
 from raftq.client.spark import planning
 from raftq.client.spark.options import read_options
-from raftq.client.spark.ranges import Key, Offsets, Range, admit, between, from_json, to_json
+from raftq.client.spark.ranges import OffsetRange, Offsets, admit, between, from_json, to_json
 from raftq.client.spark.reading import DataLoss, ReadTask, loss_message, read
 from raftq.client.spark.schema import fields_of
 from raftq.client.spark.survey import Found, Survey
-from raftq.client.wire.errors import RaftqError, RequestTimeout, UnknownTopic
 
 logger = logging.getLogger(__name__)
 
@@ -159,13 +160,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for key in behind:
             end = answers[key]
             why = f"the log ends at {end}; was the topic deleted and created again?"
-            self._loss(Range(*key, end if isinstance(end, int) else 0, begun[key]), why)
+            self._loss(OffsetRange(*key, end if isinstance(end, int) else 0, begun[key]), why)
         return answers
 
-    def _gone(self, key: Key, first: int) -> None:
-        self._loss(Range(*key, first, first), "the topic is not there any more")
+    def _gone(self, key: PartitionKey, first: int) -> None:
+        self._loss(OffsetRange(*key, first, first), "the topic is not there any more")
 
-    def _loss(self, lost: Range, why: str) -> None:
+    def _loss(self, lost: OffsetRange, why: str) -> None:
         message = loss_message(lost, why)
         if self._options.fail_on_data_loss:
             raise DataLoss(message)
@@ -200,5 +201,5 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             survey.close()
 
 
-def _behind(begun: Offsets, answers: Found) -> list[Key]:
+def _behind(begun: Offsets, answers: Found) -> list[PartitionKey]:
     return [key for key, end in answers.items() if isinstance(end, int) and end < begun.get(key, 0)]

@@ -7,20 +7,21 @@ planned, or a trigger fires, must not end the job.
 import re
 from collections.abc import Iterable, Mapping
 
-from raftq.client.admin_base import AdminBase
-from raftq.client.blocking import Blocking
-from raftq.client.leaders import Answers
-from raftq.client.offsets import Offsets as GroupOffsets
-from raftq.client.offsets import first_error
+from raftq.client.admin.base import AdminBase
+from raftq.client.common.errors import InvalidArgument, RaftqError, UnknownTopic
+from raftq.client.common.types import PartitionKey
+from raftq.client.consumer.stored_offsets import Offsets as GroupOffsets
+from raftq.client.consumer.stored_offsets import first_error
+from raftq.client.net.leaders import Answers
 from raftq.client.options import AdminOptions
 from raftq.client.spark.options import Bound, Point, ReadOptions
-from raftq.client.spark.ranges import Key, Offsets
-from raftq.client.wire.errors import InvalidArgument, RaftqError, UnknownTopic
+from raftq.client.spark.ranges import Offsets
+from raftq.client.sync.clients import Blocking
 from raftq.client.wire.messages import ListOffsets, ListOffsetsReply, OffsetQuery
 
 INTERNAL_PREFIX = "__"
 
-Found = dict[Key, int | RaftqError]
+Found = dict[PartitionKey, int | RaftqError]
 
 
 class _Surveyor(AdminBase):
@@ -36,16 +37,18 @@ class _Surveyor(AdminBase):
                 counts[topic] = len((await self._routes.topic(topic)).partitions)
         return counts
 
-    async def points(self, wanted: Mapping[Key, Point], timeout_s: float) -> Found:
+    async def points(self, wanted: Mapping[PartitionKey, Point], timeout_s: float) -> Found:
         """The offset of each point: the first record of a time or later, or an end of the log."""
         self._ensure_started()
 
-        def build(asked: list[Key]) -> ListOffsets:
+        def build(asked: list[PartitionKey]) -> ListOffsets:
             return ListOffsets(tuple(_query(key, wanted[key]) for key in asked))
 
         return await self._leaders.ask_each(list(wanted), build, _read, timeout_s)
 
-    async def store(self, group: str, offsets: Mapping[Key, int], timeout_s: float) -> None:
+    async def store(
+        self, group: str, offsets: Mapping[PartitionKey, int], timeout_s: float
+    ) -> None:
         self._ensure_started()
         stored = await GroupOffsets(group, self._leaders).store(offsets, {}, "", timeout_s)
         error = first_error(stored)
@@ -53,7 +56,7 @@ class _Surveyor(AdminBase):
             raise error
 
 
-def _query(key: Key, point: Point) -> OffsetQuery:
+def _query(key: PartitionKey, point: Point) -> OffsetQuery:
     by, at = point
     if by == "offset":
         raise InvalidArgument("an offset needs no question")
@@ -74,7 +77,7 @@ class Survey(Blocking):
         self._client = _Surveyor(options.bootstrap, admin)
         super().__init__(self._client)
 
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[PartitionKey]:
         """The partitions that the options select, as they are now."""
         options = self._options
         if options.assigned:
@@ -103,10 +106,10 @@ class Survey(Blocking):
             if not only or one in only
         )
 
-    def resolve(self, keys: Iterable[Key], bound: Bound) -> Offsets:
+    def resolve(self, keys: Iterable[PartitionKey], bound: Bound) -> Offsets:
         """The offset of each partition's bound. Raises when one is not to be had in time."""
         found: Offsets = {}
-        wanted: dict[Key, Point] = {}
+        wanted: dict[PartitionKey, Point] = {}
         for key in keys:
             point = bound.at(key)
             if point[0] == "offset":
@@ -120,16 +123,16 @@ class Survey(Blocking):
             found[key] = answer
         return found
 
-    def ask(self, keys: Iterable[Key], point: Point, timeout_s: float) -> Found:
+    def ask(self, keys: Iterable[PartitionKey], point: Point, timeout_s: float) -> Found:
         """The same point of all of these, or why it is not known."""
         wanted = dict.fromkeys(keys, point)
         return self._call(self._client.points(wanted, timeout_s))
 
-    def all_of(self, keys: Iterable[Key], point: Point) -> Offsets:
+    def all_of(self, keys: Iterable[PartitionKey], point: Point) -> Offsets:
         """The same point of all of these; raises when one is not to be had in time."""
         return self.resolve(keys, Bound(point))
 
-    def store(self, group: str, offsets: Mapping[Key, int], timeout_s: float) -> None:
+    def store(self, group: str, offsets: Mapping[PartitionKey, int], timeout_s: float) -> None:
         """Publish positions to a group, as one who is no member of it."""
         self._call(self._client.store(group, offsets, timeout_s))
 

@@ -11,7 +11,7 @@ import logging
 import sys
 from types import FrameType
 
-from raftq.client.wire.errors import RaftqError
+from raftq.client.common.errors import RaftqError
 
 logger = logging.getLogger(__name__)
 

@@ -19,15 +19,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from raftq.client.wire.errors import Detail
+from raftq.client.common.errors import Detail
 from raftq.client.wire.messages import (
     U8,
     U31,
-    Message,
     Name,
     NodeId,
     Offset,
     Request,
+    WireMessage,
     register,
 )
 from raftq.client.wire.schema import ITEMS_MAX, Bad, Most
@@ -38,7 +38,7 @@ Nodes = Annotated[tuple[NodeId, ...], Most(64)]
 
 @register
 @dataclass(frozen=True, slots=True)
-class CreateTopicReply(Message):
+class CreateTopicReply(WireMessage):
     kind: ClassVar[int] = 22
 
     topic_id: Offset
@@ -61,7 +61,7 @@ class CreateTopic(Request[CreateTopicReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class DeleteTopicReply(Message):
+class DeleteTopicReply(WireMessage):
     kind: ClassVar[int] = 24
 
 
@@ -75,7 +75,7 @@ class DeleteTopic(Request[DeleteTopicReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class AlterTopicReply(Message):
+class AlterTopicReply(WireMessage):
     kind: ClassVar[int] = 26
 
 
@@ -92,7 +92,7 @@ class AlterTopic(Request[AlterTopicReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class AddPartitionsReply(Message):
+class AddPartitionsReply(WireMessage):
     kind: ClassVar[int] = 28
 
     partitions: U31
@@ -111,7 +111,7 @@ class AddPartitions(Request[AddPartitionsReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class MoveReplicasReply(Message):
+class MoveReplicasReply(WireMessage):
     kind: ClassVar[int] = 30
 
 
@@ -129,7 +129,7 @@ class MoveReplicas(Request[MoveReplicasReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class DrainNodeReply(Message):
+class DrainNodeReply(WireMessage):
     kind: ClassVar[int] = 32
 
     leading: U31  # partitions that the node still leads, because nobody else can
@@ -154,7 +154,7 @@ class DrainNode(Request[DrainNodeReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class RemoveNodeReply(Message):
+class RemoveNodeReply(WireMessage):
     kind: ClassVar[int] = 34
 
 
@@ -170,7 +170,7 @@ class RemoveNode(Request[RemoveNodeReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class ClusterStatusReply(Message):
+class ClusterStatusReply(WireMessage):
     kind: ClassVar[int] = 36
 
     cluster_id: Name
@@ -199,7 +199,7 @@ class ClusterStatus(Request[ClusterStatusReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class RecoverPartitionReply(Message):
+class RecoverPartitionReply(WireMessage):
     kind: ClassVar[int] = 38
 
     asked: Nodes  # they tell where their copies end; the longest leads when all have
@@ -230,7 +230,7 @@ class CopyInfo:
 
 @register
 @dataclass(frozen=True, slots=True)
-class DescribeCopiesReply(Message):
+class DescribeCopiesReply(WireMessage):
     kind: ClassVar[int] = 40
 
     copies: Annotated[tuple[CopyInfo, ...], Most(ITEMS_MAX)] = ()

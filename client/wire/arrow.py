@@ -81,7 +81,7 @@ def column(batch: Batch, name: str) -> Any:
     return makers[name](batch, whole, base)
 
 
-class Rows:
+class ArrowRows:
     """Records of one partition, put together from batches to the chunks of one table.
 
     A column that is the same for all records of a run of batches gets one chunk for the run: to

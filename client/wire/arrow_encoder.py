@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raftq.client.common.errors import InvalidArgument
 from raftq.client.wire.codecs import CODEC_NONE
 from raftq.client.wire.encoder import assemble
-from raftq.client.wire.errors import InvalidArgument
 from raftq.client.wire.layout import (
     FLAG_DELIVER_AT,
     FLAG_HEADERS,
@@ -23,14 +23,14 @@ from raftq.client.wire.layout import (
     LANE_NORMAL,
     NO_PRODUCER,
     RECORDS_MAX,
-    Producer,
+    BatchProducer,
 )
 
 Parts = list[Any]  # things with a buffer
 
 
 @dataclass(slots=True)
-class Columns:
+class ArrowColumns:
     """The columns of a batch, each a `pyarrow.Array` of the same length or None."""
 
     values: Any
@@ -46,11 +46,11 @@ class Columns:
 
 
 def encode_columns(
-    columns: Columns,
+    columns: ArrowColumns,
     timestamp: int = 0,
     lane: int = LANE_NORMAL,
     codec: int = CODEC_NONE,
-    producer: Producer = NO_PRODUCER,
+    producer: BatchProducer = NO_PRODUCER,
 ) -> bytearray:
     """The batch; `timestamp` is for records that bring none."""
     count = len(columns.values)
@@ -90,7 +90,7 @@ def encode_columns(
     return assemble(codec, (*shape, *origin, *bounds, *lengths, size), parts)
 
 
-def content(columns: Columns) -> Parts:
+def content(columns: ArrowColumns) -> Parts:
     """Everything that the columns hold, as buffers: what two equal batches have in common."""
     parts: Parts = []
     for column in (columns.values, columns.keys, columns.headers):

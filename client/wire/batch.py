@@ -53,10 +53,11 @@ from collections.abc import Sequence
 
 from crc32c import crc32c
 
+from raftq.client.common.errors import CorruptBatch, InvalidArgument, UnknownFormat
+from raftq.client.common.types import Buffer
 from raftq.client.wire import columns
 from raftq.client.wire.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, decompress
 from raftq.client.wire.encoder import encode, encode_one, stamp
-from raftq.client.wire.errors import CorruptBatch, InvalidArgument, UnknownFormat
 from raftq.client.wire.layout import (
     BATCH_BYTES_MAX,
     COLUMN_BYTES,
@@ -83,19 +84,17 @@ from raftq.client.wire.layout import (
     REST_AT,
     VERSION,
     WIDE_FLAGS,
-    Producer,
+    BatchProducer,
 )
-from raftq.client.wire.record import Headers, Record, unpack_headers
+from raftq.client.wire.record import BatchRecord, Headers, unpack_headers
 
 __all__ = [
     "BATCH_BYTES_MAX", "CODEC_LZ4", "CODEC_NONE", "CODEC_ZSTD", "FLAGS_KNOWN", "FLAG_CONTROL",
     "FLAG_DELAY_OFFSETS", "FLAG_DELIVER_AT", "FLAG_EXPIRIES", "FLAG_HEADERS", "FLAG_KEYS",
     "FLAG_KEY_NULLS", "FLAG_OFFSET_DELTAS", "FLAG_TIMESTAMPS", "HEADER_BYTES", "LANE_COUNT",
-    "LANE_NORMAL", "MAGIC", "NO_PRODUCER", "RECORDS_MAX", "VERSION", "Batch", "Buffer", "Producer",
+    "LANE_NORMAL", "MAGIC", "NO_PRODUCER", "RECORDS_MAX", "VERSION", "Batch", "BatchProducer",
     "decode", "encode", "encode_one", "stamp", "validate",
 ]  # fmt: skip
-
-Buffer = bytes | bytearray | memoryview
 
 
 class Batch:
@@ -273,11 +272,12 @@ class Batch:
         numbers = self.offsets(), self.timestamps()
         return list(zip(*numbers, self.keys(), self.values(), self.headers(), strict=True))
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[BatchRecord]:
         lane = self.lane
         expiries = self.expiries() or [0] * self.count
         return [
-            Record(*row, lane, expiry) for row, expiry in zip(self.tuples(), expiries, strict=True)
+            BatchRecord(*row, lane, expiry)
+            for row, expiry in zip(self.tuples(), expiries, strict=True)
         ]
 
     def key_validity(self) -> bytes:

@@ -7,7 +7,7 @@ allocates more. Compressors are made per call because theirs are not safe to sha
 import lz4.block
 import zstandard
 
-from raftq.client.wire.errors import CorruptBatch, InvalidArgument
+from raftq.client.common.errors import CorruptBatch, InvalidArgument
 
 CODEC_NONE, CODEC_LZ4, CODEC_ZSTD = 0, 1, 2
 CODECS = {"none": CODEC_NONE, "lz4": CODEC_LZ4, "zstd": CODEC_ZSTD}

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from struct import Struct
 from typing import Literal
 
-from raftq.client.wire.errors import CorruptBatch, InvalidArgument, TooLarge
+from raftq.client.common.errors import CorruptBatch, InvalidArgument, TooLarge
 
 if sys.byteorder != "little":
     raise ImportError("RaftQ's columns are little-endian and are used in place: not on this CPU")

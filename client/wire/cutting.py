@@ -7,11 +7,11 @@ a producer, with a checksum of its own. So the checksum of the source is to be c
 
 from array import array
 
+from raftq.client.common.errors import CorruptBatch
 from raftq.client.wire import columns
 from raftq.client.wire.batch import Batch
 from raftq.client.wire.codecs import CODEC_NONE
 from raftq.client.wire.encoder import assemble, stamp
-from raftq.client.wire.errors import CorruptBatch
 from raftq.client.wire.layout import (
     FLAG_HEADERS,
     FLAG_KEY_NULLS,

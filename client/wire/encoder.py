@@ -10,9 +10,9 @@ from struct import error as StructError
 
 from crc32c import crc32c
 
+from raftq.client.common.errors import InvalidArgument, TooLarge
 from raftq.client.wire import columns
 from raftq.client.wire.codecs import CODEC_NONE, compress
-from raftq.client.wire.errors import InvalidArgument, TooLarge
 from raftq.client.wire.layout import (
     BATCH_BYTES_MAX,
     CRCS,
@@ -34,7 +34,7 @@ from raftq.client.wire.layout import (
     REST_AT,
     VERSION,
     WIDE,
-    Producer,
+    BatchProducer,
 )
 from raftq.client.wire.record import Headers, pack_headers
 
@@ -67,7 +67,7 @@ def encode(  # noqa: PLR0913 - the columns of a batch are its arguments
     lane: int = LANE_NORMAL,
     codec: int = CODEC_NONE,
     control: bool = False,
-    producer: Producer = NO_PRODUCER,
+    producer: BatchProducer = NO_PRODUCER,
 ) -> bytearray:
     """Encode records given as columns, stamped with offset 0 and epoch 0 until a leader does.
 

@@ -23,10 +23,9 @@ here.
 from collections.abc import Callable, Collection, Sequence
 from struct import Struct
 
+from raftq.client.common.errors import LocalProtocolError, RemoteProtocolError, TooLarge
+from raftq.client.common.types import Buffer
 from raftq.client.wire.buffers import Buffers
-from raftq.client.wire.errors import LocalProtocolError, RemoteProtocolError, TooLarge
-
-Buffer = bytes | bytearray | memoryview
 
 FRAME_BYTES_MAX = 72 * 1024 * 1024  # a batch of BATCH_BYTES_MAX and its header, with room to spare
 HEADER_BYTES_MAX = 1024 * 1024

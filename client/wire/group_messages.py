@@ -19,12 +19,12 @@ from raftq.client.wire.messages import (
     I64,
     U16,
     U31,
-    Message,
     Name,
     NodeId,
     Offset,
     Request,
     WaitMs,
+    WireMessage,
     register,
 )
 from raftq.client.wire.schema import ITEMS_MAX, Most
@@ -35,7 +35,7 @@ GROUPS_TOPIC = "__groups"
 
 @register
 @dataclass(frozen=True, slots=True)
-class FindCoordinatorReply(Message):
+class FindCoordinatorReply(WireMessage):
     """None: nobody at the moment, ask again."""
 
     kind: ClassVar[int] = 102
@@ -60,7 +60,7 @@ class Owned:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenPartition:
     """A partition that the member may own, since the generation `owner_epoch`."""
 
     topic: Name
@@ -70,7 +70,7 @@ class Given:
 
 @register
 @dataclass(frozen=True, slots=True)
-class GroupHeartbeatReply(Message):
+class GroupHeartbeatReply(WireMessage):
     """`assigned` is what the member may own now: all else it has to revoke and then leave out of
     `owned`. `pending`: more will come once others have let go, so ask again soon. Fenced members
     get FencedGeneration and have to join anew."""
@@ -80,7 +80,7 @@ class GroupHeartbeatReply(Message):
     member_id: Name
     member_epoch: Offset
     generation: Offset
-    assigned: Annotated[tuple[Given, ...], Most(ITEMS_MAX)] = ()
+    assigned: Annotated[tuple[GivenPartition, ...], Most(ITEMS_MAX)] = ()
     pending: bool = False
     heartbeat_ms: WaitMs = 3_000
 
@@ -118,7 +118,7 @@ class GroupHeartbeat(Request[GroupHeartbeatReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class LeaveGroupReply(Message):
+class LeaveGroupReply(WireMessage):
     kind: ClassVar[int] = 106
 
     left: bool
@@ -146,7 +146,7 @@ class GroupSummary:
 
 @register
 @dataclass(frozen=True, slots=True)
-class ListGroupsReply(Message):
+class ListGroupsReply(WireMessage):
     kind: ClassVar[int] = 108
 
     groups: Annotated[tuple[GroupSummary, ...], Most(ITEMS_MAX)]
@@ -165,14 +165,14 @@ class MemberInfo:
     instance_id: Name
     host: Name
     topics: Annotated[tuple[Name, ...], Most(1000)]
-    assigned: Annotated[tuple[Given, ...], Most(ITEMS_MAX)]
+    assigned: Annotated[tuple[GivenPartition, ...], Most(ITEMS_MAX)]
     heartbeat_age_ms: I64 = 0
     session_ms: WaitMs = 0
 
 
 @register
 @dataclass(frozen=True, slots=True)
-class DescribeGroupReply(Message):
+class DescribeGroupReply(WireMessage):
     kind: ClassVar[int] = 110
 
     group: Name
@@ -196,7 +196,7 @@ class DescribeGroup(Request[DescribeGroupReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class DeleteGroupReply(Message):
+class DeleteGroupReply(WireMessage):
     kind: ClassVar[int] = 112
 
 

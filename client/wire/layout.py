@@ -57,7 +57,7 @@ COLUMN_BYTES = [_column_bytes(flags) for flags in range(FLAGS_KNOWN + 1)]
 
 
 @dataclass(slots=True, frozen=True)
-class Producer:
+class BatchProducer:
     """Who made a batch, for idempotent appends; `NO_PRODUCER` when nobody asks."""
 
     id: int = -1
@@ -65,4 +65,4 @@ class Producer:
     base_sequence: int = 0
 
 
-NO_PRODUCER = Producer()
+NO_PRODUCER = BatchProducer()

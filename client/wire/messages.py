@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
-from raftq.client.wire.errors import (
+from raftq.client.common.errors import (
     Detail,
     LocalProtocolError,
     Outcome,
@@ -30,7 +30,8 @@ from raftq.client.wire.errors import (
     RemoteProtocolError,
     UnknownCode,
 )
-from raftq.client.wire.frames import FRAME_BYTES_MAX, Buffer, Frame, encode_frame
+from raftq.client.common.types import Buffer
+from raftq.client.wire.frames import FRAME_BYTES_MAX, Frame, encode_frame
 from raftq.client.wire.schema import ITEMS_MAX, TEXT_MAX, Bad, Most, Range, Struct
 
 VERSION_MIN = 1
@@ -53,10 +54,10 @@ Role = Literal["client", "node"]
 EPOCH_ANY = 0xFFFF_FFFF  # of a caller that does not know the epoch and does not want to be fenced
 MESSAGE_CHARACTERS_MAX = 2048
 
-M = TypeVar("M", bound="Message")
+M = TypeVar("M", bound="WireMessage")
 
 
-class Message:
+class WireMessage:
     """Base of everything that is sent: knows its kind and whether batches follow the header."""
 
     __slots__ = ()
@@ -67,16 +68,16 @@ class Message:
         """Raise Bad when the fields contradict each other or the size of the raw part."""
 
 
-R_co = TypeVar("R_co", bound=Message, covariant=True)
+R_co = TypeVar("R_co", bound=WireMessage, covariant=True)
 
 
-class Request(Message, Generic[R_co]):
+class Request(WireMessage, Generic[R_co]):
     """A message that asks for the reply `R_co`."""
 
     __slots__ = ()
 
 
-_classes: dict[int, type[Message]] = {}
+_classes: dict[int, type[WireMessage]] = {}
 _structs: dict[int, Struct[Any]] = {}
 
 
@@ -102,12 +103,12 @@ def reply_kinds() -> frozenset[int]:
     return frozenset(kind for kind in _classes if kind % 2 == 0)
 
 
-def class_of(kind: int) -> type[Message]:
+def class_of(kind: int) -> type[WireMessage]:
     return _classes[kind]
 
 
 def encode_message(
-    message: Message,
+    message: WireMessage,
     correlation_id: int,
     raw: Sequence[Buffer] = (),
     bytes_max: int = FRAME_BYTES_MAX,
@@ -125,12 +126,12 @@ def encode_message(
     return encode_frame(kind, correlation_id, header, raw, bytes_max)
 
 
-def decode_message(frame: Frame) -> Message:
+def decode_message(frame: Frame) -> WireMessage:
     """The message in a frame; a bad one is a RemoteProtocolError that names the field."""
     struct = _structs.get(frame.kind)
     if struct is None:
         raise RemoteProtocolError(f"message kind {frame.kind} is not known here")
-    message: Message = struct.decode(frame.header)
+    message: WireMessage = struct.decode(frame.header)
     try:
         _check_raw(message, len(frame.raw))
     except Bad as error:
@@ -138,7 +139,7 @@ def decode_message(frame: Frame) -> Message:
     return message
 
 
-def _check_raw(message: Message, raw_bytes: int) -> None:
+def _check_raw(message: WireMessage, raw_bytes: int) -> None:
     if raw_bytes and not message.carries_raw:
         raise Bad(f": {raw_bytes} bytes follow a message that has no raw part")
     message.check(raw_bytes)
@@ -146,7 +147,7 @@ def _check_raw(message: Message, raw_bytes: int) -> None:
 
 @register
 @dataclass(frozen=True, slots=True)
-class ErrorReply(Message):
+class ErrorReply(WireMessage):
     """A refusal with the decision it carries; `to_error` gives the class that was raised."""
 
     kind: ClassVar[int] = 0
@@ -184,7 +185,7 @@ class ErrorReply(Message):
 
 @register
 @dataclass(frozen=True, slots=True)
-class HelloReply(Message):
+class HelloReply(WireMessage):
     """The connection is open, in this version."""
 
     kind: ClassVar[int] = 2
@@ -216,7 +217,7 @@ class Hello(Request[HelloReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class PingReply(Message):
+class PingReply(WireMessage):
     kind: ClassVar[int] = 4
 
 
@@ -274,7 +275,7 @@ class TopicInfo:
 
 @register
 @dataclass(frozen=True, slots=True)
-class MetadataReply(Message):
+class MetadataReply(WireMessage):
     kind: ClassVar[int] = 6
 
     cluster_id: Name
@@ -295,7 +296,7 @@ class Metadata(Request[MetadataReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class ProduceReply(Message):
+class ProduceReply(WireMessage):
     """Where each batch begins, in the order they were sent."""
 
     kind: ClassVar[int] = 8
@@ -356,7 +357,7 @@ class FetchedPartition:
 
 @register
 @dataclass(frozen=True, slots=True)
-class FetchReply(Message):
+class FetchReply(WireMessage):
     kind: ClassVar[int] = 10
     carries_raw: ClassVar[bool] = True
 
@@ -408,7 +409,7 @@ class OffsetAnswer:
 
 @register
 @dataclass(frozen=True, slots=True)
-class ListOffsetsReply(Message):
+class ListOffsetsReply(WireMessage):
     kind: ClassVar[int] = 12
 
     answers: tuple[OffsetAnswer, ...]
@@ -426,7 +427,7 @@ class ListOffsets(Request[ListOffsetsReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class InitProducerReply(Message):
+class InitProducerReply(WireMessage):
     kind: ClassVar[int] = 14
 
     producer_id: Offset

@@ -29,11 +29,11 @@ from raftq.client.wire.messages import (
     U32,
     Epoch,
     ErrorCode,
-    Message,
     NodeId,
     Offset,
     Request,
     WaitMs,
+    WireMessage,
     register,
 )
 from raftq.client.wire.schema import ITEMS_MAX, Bad, Most
@@ -44,7 +44,7 @@ COMMAND_BYTES_MAX = 4 * 1024 * 1024
 
 @register
 @dataclass(frozen=True, slots=True)
-class IdentifyReply(Message):
+class IdentifyReply(WireMessage):
     kind: ClassVar[int] = 60
 
     node_id: NodeId
@@ -61,7 +61,7 @@ class Identify(Request[IdentifyReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class HeartbeatReply(Message):
+class HeartbeatReply(WireMessage):
     """Whether the asked node is the controller; if not, who is, as far as it knows."""
 
     kind: ClassVar[int] = 62
@@ -81,7 +81,7 @@ class Heartbeat(Request[HeartbeatReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class ProposeReply(Message):
+class ProposeReply(WireMessage):
     kind: ClassVar[int] = 64
 
     index: Offset  # the metadata index at which the command is known to be applied
@@ -100,7 +100,7 @@ class Propose(Request[ProposeReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class WatchMetadataReply(Message):
+class WatchMetadataReply(WireMessage):
     """The raw part has the commands applied after the asked index, `lengths` apart; or, on the
     first request and when the asker is too far behind (`dump`), the whole state. `voters` are
     those of the node that answers."""
@@ -196,7 +196,7 @@ class Replicated:
 
 @register
 @dataclass(frozen=True, slots=True)
-class ReplicateReply(Message):
+class ReplicateReply(WireMessage):
     kind: ClassVar[int] = 68
     carries_raw: ClassVar[bool] = True
 
@@ -240,7 +240,7 @@ class Replicate(Request[ReplicateReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class ReadReplicaReply(Message):
+class ReadReplicaReply(WireMessage):
     """Whole batches of the replica, the first of which holds the asked offset."""
 
     kind: ClassVar[int] = 70

@@ -6,10 +6,11 @@ them empty, under a checksum of its own. So it is read like any other. It is mad
 checksum was compared; one that is damaged is passed on as it is, for its reader to find.
 """
 
-from raftq.client.wire.batch import Batch, Buffer
+from raftq.client.common.errors import CorruptBatch, UnknownFormat
+from raftq.client.common.types import Buffer
+from raftq.client.wire.batch import Batch
 from raftq.client.wire.codecs import CODEC_NONE
 from raftq.client.wire.encoder import assemble, stamp
-from raftq.client.wire.errors import CorruptBatch, UnknownFormat
 from raftq.client.wire.layout import (
     FLAG_CONTROL,
     FLAG_HEADERS,

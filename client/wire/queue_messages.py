@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from raftq.client.wire.errors import Detail
+from raftq.client.common.errors import Detail
 from raftq.client.wire.messages import (
     EPOCH_ANY,
     I64,
@@ -30,11 +30,11 @@ from raftq.client.wire.messages import (
     U32,
     Epoch,
     ErrorCode,
-    Message,
     Name,
     Offset,
     Request,
     WaitMs,
+    WireMessage,
     register,
 )
 from raftq.client.wire.schema import ITEMS_MAX, TEXT_MAX, Bad, Most
@@ -78,7 +78,7 @@ class LeasedPartition:
 
 @register
 @dataclass(frozen=True, slots=True)
-class LeaseReply(Message):
+class LeaseReply(WireMessage):
     kind: ClassVar[int] = 72
     carries_raw: ClassVar[bool] = True
 
@@ -127,7 +127,7 @@ class ReceiptRow:
 
 @register
 @dataclass(frozen=True, slots=True)
-class SettleReply(Message):
+class SettleReply(WireMessage):
     """`errors` has a code per row, "" where the row did what was asked. `dead` counts records that
     became dead letters by this."""
 
@@ -195,7 +195,7 @@ class StoredOffset:
 
 @register
 @dataclass(frozen=True, slots=True)
-class StoreOffsetsReply(Message):
+class StoreOffsetsReply(WireMessage):
     kind: ClassVar[int] = 76
 
     offsets: Annotated[tuple[StoredOffset, ...], Most(ITEMS_MAX)]
@@ -225,7 +225,7 @@ class ReadOffset:
 
 @register
 @dataclass(frozen=True, slots=True)
-class ReadOffsetsReply(Message):
+class ReadOffsetsReply(WireMessage):
     kind: ClassVar[int] = 78
 
     offsets: Annotated[tuple[StoredOffset, ...], Most(ITEMS_MAX)]
@@ -243,7 +243,7 @@ class ReadOffsets(Request[ReadOffsetsReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class SteerGroupReply(Message):
+class SteerGroupReply(WireMessage):
     kind: ClassVar[int] = 80
 
     offset: Offset = 0
@@ -292,7 +292,7 @@ class QueueGroup:
 
 @register
 @dataclass(frozen=True, slots=True)
-class DescribeQueueReply(Message):
+class DescribeQueueReply(WireMessage):
     kind: ClassVar[int] = 82
 
     groups: Annotated[tuple[QueueGroup, ...], Most(ITEMS_MAX)]
@@ -313,7 +313,7 @@ class DescribeQueue(Request[DescribeQueueReply]):
 
 
 @dataclass(frozen=True, slots=True)
-class DelayedRecord:
+class DelayedRow:
     offset: Offset
     deliver_at: Offset
     priority: U8
@@ -321,13 +321,13 @@ class DelayedRecord:
 
 @register
 @dataclass(frozen=True, slots=True)
-class ListDelayedReply(Message):
+class ListDelayedReply(WireMessage):
     """In the order they are due. With `values` the raw part has the batches that hold them."""
 
     kind: ClassVar[int] = 84
     carries_raw: ClassVar[bool] = True
 
-    records: Annotated[tuple[DelayedRecord, ...], Most(ITEMS_MAX)]
+    records: Annotated[tuple[DelayedRow, ...], Most(ITEMS_MAX)]
     pending: Offset = 0
 
 
@@ -348,7 +348,7 @@ class ListDelayed(Request[ListDelayedReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class CancelDelayedReply(Message):
+class CancelDelayedReply(WireMessage):
     """Those that were pending and will never be seen now."""
 
     kind: ClassVar[int] = 86
@@ -368,7 +368,7 @@ class CancelDelayed(Request[CancelDelayedReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class DelayStatsReply(Message):
+class DelayStatsReply(WireMessage):
     """Counts since this leader took over, except `pending`."""
 
     kind: ClassVar[int] = 88
@@ -392,7 +392,7 @@ class DelayStats(Request[DelayStatsReply]):
 
 @register
 @dataclass(frozen=True, slots=True)
-class DeadLettersReply(Message):
+class DeadLettersReply(WireMessage):
     """browse: the letters are the records at `offsets` in the batches of the raw part."""
 
     kind: ClassVar[int] = 90

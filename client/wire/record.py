@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgpack
 
-from raftq.client.wire.errors import CorruptBatch, InvalidArgument, TooLarge
+from raftq.client.common.errors import CorruptBatch, InvalidArgument, TooLarge
 
 VALUE_BYTES_MAX = 16 * 1024 * 1024
 KEY_BYTES_MAX = 64 * 1024
@@ -14,7 +14,7 @@ Headers = dict[str, bytes]
 
 
 @dataclass(slots=True)
-class Record:
+class BatchRecord:
     """One decoded record."""
 
     offset: int

@@ -33,7 +33,7 @@ from typing import get_type_hints as type_hints
 
 import msgpack
 
-from raftq.client.wire.errors import LocalProtocolError, RemoteProtocolError
+from raftq.client.common.errors import LocalProtocolError, RemoteProtocolError
 
 # msgpack allocates a list as long as it claims to be, at every depth, before it reads the items:
 # this bounds what a hostile header can make it reserve.

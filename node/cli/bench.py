@@ -1,14 +1,21 @@
-"""Shell: `raftq bench`, the measurements of raftq.node.bench."""
+"""Shell: `raftq bench`, the measurements of the folder `bench`, which is no part of the package."""
 
 import sys
+from importlib import import_module
 
 import typer
+
+from raftq.client.common.errors import InvalidArgument
 
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def bench(context: typer.Context) -> None:
-    """Measure this machine: same arguments as python -m raftq.node.bench (try --help)."""
-    from raftq.node.bench.__main__ import main  # noqa: PLC0415 - only what a command needs
-
+    """Measure this machine, from a checkout: same arguments as make bench (try --help)."""
+    try:
+        main = import_module("raftq_bench.__main__").main
+    except ModuleNotFoundError as error:
+        if error.name != "raftq_bench":
+            raise
+        raise InvalidArgument("benchmarks are not installed: run them from a checkout") from None
     sys.exit(main(context.args))

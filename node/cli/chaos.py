@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raftq.client.wire.errors import InvalidArgument
+from raftq.client.common.errors import InvalidArgument
 from raftq.node.cli.output import (
     Format,
     Output,
@@ -23,8 +23,8 @@ from raftq.node.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from raftq.chaos.harness.runs import Result
     from raftq.chaos.scenario import Scenario
-    from raftq.node.chaos_runs import Result
 
 SEEDS = 1_000_000
 
@@ -64,7 +64,7 @@ def run(
     output: Output = Format.table,
 ) -> None:
     """Run scenarios; exit code 1 when one failed."""
-    from raftq.node.chaos_runs import run_all  # noqa: PLC0415 - help stays fast
+    from raftq.chaos.harness.runs import run_all  # noqa: PLC0415 - help stays fast
 
     chosen = _chosen(names or [], everything)
     seed = secrets.randbelow(SEEDS) if seed is None else seed
@@ -82,8 +82,8 @@ def soak(
     output: Output = Format.table,
 ) -> None:
     """One long run with random faults; exit code 1 when anything was wrong."""
+    from raftq.chaos.harness.runs import possible, run_all  # noqa: PLC0415 - help stays fast
     from raftq.chaos.soak import soak_scenario  # noqa: PLC0415 - help stays fast
-    from raftq.node.chaos_runs import possible, run_all  # noqa: PLC0415 - help stays fast
 
     seed = secrets.randbelow(SEEDS) if seed is None else seed
     _prepare(out)
@@ -102,8 +102,8 @@ def failover(
     output: Output = Format.table,
 ) -> None:
     """Kill leaders, then controllers; how long until a record is acknowledged again."""
+    from raftq.chaos.harness.runs import measure_failovers  # noqa: PLC0415 - help stays fast
     from raftq.chaos.timeline import percentile  # noqa: PLC0415 - help stays fast
-    from raftq.node.chaos_runs import measure_failovers  # noqa: PLC0415 - help stays fast
 
     _prepare(out)
     found = measure_failovers(kills, out / "failover", seed or 0, _say(output))
@@ -184,7 +184,7 @@ def _say(output: Format) -> Callable[[str], None]:
 
 
 def _prepare(out: Path) -> None:
-    from raftq.node.chaos_runs import log_to  # noqa: PLC0415 - help stays fast
+    from raftq.chaos.harness.runs import log_to  # noqa: PLC0415 - help stays fast
 
     out.mkdir(parents=True, exist_ok=True)
     log_to(out)

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 from rich.table import Table
 
-from raftq.client.wire.errors import InvalidArgument, RequestTimeout
+from raftq.client.common.errors import InvalidArgument, RequestTimeout
 from raftq.node.cli.bootstrap import ANY, Bootstrap, open_admin, open_consumer
 from raftq.node.cli.output import add_row, as_text, content_json, moment, open_console
 
 if TYPE_CHECKING:
-    from raftq.client.blocking import Consumer
     from raftq.client.results import Record, TopicDescription
+    from raftq.client.sync.clients import Consumer
 
 PORTION = 2_000
 POLL_S = 0.5
@@ -43,7 +43,7 @@ class RecordFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StartPoint:
     """Where to begin: one of an end, an offset, a time in ms."""
 
     to: str | None = None
@@ -206,18 +206,18 @@ def _ends(described: "TopicDescription", partitions: list[int] | None) -> dict[i
     return {one: OFFSET_MAX if end is None else end for one, end in ends.items()}
 
 
-def parse_place(text: str, now_ms: int, option: str = "--from") -> Place:
+def parse_place(text: str, now_ms: int, option: str = "--from") -> StartPoint:
     """Where `--from` points to; times without a zone are UTC."""
     text = text.strip()
     if text in ("earliest", "latest"):
-        return Place(to=text)
+        return StartPoint(to=text)
     if text.isascii() and text.isdecimal():
         if len(text) > 18:
             raise InvalidArgument(f"{option} {text[:40]}: no offset is that large")
-        return Place(offset=int(text))
+        return StartPoint(offset=int(text))
     age, unit = text[:-1], text[-1:]
     if unit in UNITS_MS and age.isascii() and age.isdecimal() and len(age) < 10:
-        return Place(time_ms=max(0, now_ms - int(age) * UNITS_MS[unit]))
+        return StartPoint(time_ms=max(0, now_ms - int(age) * UNITS_MS[unit]))
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
@@ -226,7 +226,7 @@ def parse_place(text: str, now_ms: int, option: str = "--from") -> Place:
         ) from None
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
-    return Place(time_ms=max(0, round(when.timestamp() * 1000)))
+    return StartPoint(time_ms=max(0, round(when.timestamp() * 1000)))
 
 
 class Shown(Protocol):

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from raftq.client.wire.errors import OffsetOutOfRange
+from raftq.client.common.errors import OffsetOutOfRange
 from raftq.node.cli.bootstrap import ANY, Bootstrap, open_admin
 from raftq.node.cli.consume import LANES
 from raftq.node.cli.output import (

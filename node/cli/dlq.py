@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raftq.client.wire.errors import InvalidArgument, UnknownTopic
+from raftq.client.common.errors import InvalidArgument, UnknownTopic
 from raftq.node.cli.bootstrap import ANY, Bootstrap, open_admin
 from raftq.node.cli.consume import LANES
 from raftq.node.cli.moments import time_ms
@@ -23,8 +23,8 @@ from raftq.node.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from raftq.client.blocking import Admin
-    from raftq.client.group_results import DeadLetter
+    from raftq.client.admin.results import DeadLetter
+    from raftq.client.sync.clients import Admin
 
 dlq_app = typer.Typer(no_args_is_help=True, help="Dead letters: look, send back, forget.")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raftq.client.wire.errors import InvalidArgument
+from raftq.client.common.errors import InvalidArgument
 from raftq.node.cli.bootstrap import ANY, Bootstrap, open_admin
 from raftq.node.cli.consume import parse_place
 from raftq.node.cli.output import (
@@ -20,7 +20,7 @@ from raftq.node.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from raftq.client.group_results import GroupDescription
+    from raftq.client.admin.results import GroupDescription
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raftq.client.wire.errors import InvalidArgument
+from raftq.client.common.errors import InvalidArgument
 from raftq.node.cli.output import (
     Format,
     Output,
@@ -29,8 +29,8 @@ from raftq.node.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from raftq.node.local_cluster import LocalCluster
-    from raftq.node.local_files import LocalNode, Setting
+    from raftq.chaos.harness.local_cluster import LocalCluster
+    from raftq.chaos.harness.local_files import LocalNode, Setting
 
 CLUSTER_FILE = "cluster.json"
 WATCH_S = 0.5
@@ -63,7 +63,7 @@ def up(  # noqa: PLR0913 - what can be said about a cluster
     output: Output = Format.table,
 ) -> None:
     """Start a cluster on this machine and keep it until Ctrl-C."""
-    from raftq.node.local_cluster import LocalCluster  # noqa: PLC0415 - help stays fast
+    from raftq.chaos.harness.local_cluster import LocalCluster  # noqa: PLC0415 - help stays fast
 
     parsed = _parse_settings(settings or [])
     directory = _directory(data)
@@ -82,7 +82,7 @@ def up(  # noqa: PLR0913 - what can be said about a cluster
 
 def kill(node_id: NodeId, data: Data, output: Output = Format.table) -> None:
     """Kill one node of a local cluster with SIGKILL, as a crash would."""
-    from raftq.node.local_cluster import kill_node  # noqa: PLC0415 - help stays fast
+    from raftq.chaos.harness.local_cluster import kill_node  # noqa: PLC0415 - help stays fast
 
     pid = kill_node(data, node_id)
     if output is Format.json:
@@ -93,7 +93,7 @@ def kill(node_id: NodeId, data: Data, output: Output = Format.table) -> None:
 
 def restart(node_id: NodeId, data: Data, wait: Wait = 60.0, output: Output = Format.table) -> None:
     """Start a node of a local cluster again that was killed or died."""
-    from raftq.node.local_cluster import restart_node  # noqa: PLC0415 - help stays fast
+    from raftq.chaos.harness.local_cluster import restart_node  # noqa: PLC0415 - help stays fast
 
     node = restart_node(data, node_id, wait)
     if output is Format.json:

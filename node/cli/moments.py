@@ -1,6 +1,6 @@
 """Shell: durations and times as arguments, written as REST has them."""
 
-from raftq.client.wire.errors import InvalidArgument
+from raftq.client.common.errors import InvalidArgument
 from raftq.node.http.values import parse_duration, parse_time
 
 

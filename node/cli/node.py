@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from raftq.client.wire.errors import InvalidArgument
+from raftq.client.common.errors import InvalidArgument
 
 # Settings that have an option of their own; all others go through --set.
 OPTIONS = (

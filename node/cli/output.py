@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from raftq.client.wire.errors import ConfigError, InvalidArgument, RaftqError, TooLarge
+from raftq.client.common.errors import ConfigError, InvalidArgument, RaftqError, TooLarge
 from raftq.client.wire.record import VALUE_BYTES_MAX, Headers
 
 STDIN_BYTES = 1024 * 1024

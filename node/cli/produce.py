@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raftq.client.wire.errors import InvalidArgument
+from raftq.client.common.errors import InvalidArgument
 from raftq.client.wire.record import VALUE_BYTES_MAX, Headers
 from raftq.node.cli.bootstrap import ANY, Bootstrap, open_producer
 from raftq.node.cli.moments import duration_s, time_ms
@@ -35,8 +35,8 @@ from raftq.node.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from raftq.client.blocking import Producer
     from raftq.client.results import Appended, Deliveries, Delivery
+    from raftq.client.sync.clients import Producer
 
 WINDOW = 64
 PORTION_BYTES = 1024 * 1024

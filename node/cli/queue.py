@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from raftq.client.wire.errors import InvalidArgument
+from raftq.client.common.errors import InvalidArgument
 from raftq.node.cli.output import (
     Format,
     Output,
@@ -37,9 +37,9 @@ from raftq.node.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from raftq.node.embedded.message import DeadLetter, Message, QueueStats
-    from raftq.node.embedded.options import QueueOptions
-    from raftq.node.embedded.queue import Queue
+    from raftq.node.queue.embedded.message import DeadMessage, Message, QueueStats
+    from raftq.node.queue.embedded.options import EmbeddedOptions
+    from raftq.node.queue.embedded.queue import Queue
 
 PORTION = 500
 LIST_MAX = 100
@@ -228,23 +228,23 @@ def _open(directory: str, *, create: bool = False, keeper: bool = False) -> "Ite
         if not os.path.isdir(directory):
             raise InvalidArgument(f"there is no directory {directory}")
         raise InvalidArgument(f"{directory} is not a RaftQ queue: it has no {FORMAT_FILE}")
-    from raftq.node.embedded.options import QueueOptions  # noqa: PLC0415 - help stays fast
-    from raftq.node.embedded.queue import Queue  # noqa: PLC0415
+    from raftq.node.queue.embedded.options import EmbeddedOptions  # noqa: PLC0415 - help stays fast
+    from raftq.node.queue.embedded.queue import Queue  # noqa: PLC0415
 
-    options = _borrowed_options(directory) if known else QueueOptions()
+    options = _borrowed_options(directory) if known else EmbeddedOptions()
     with Queue(directory, options, keeper=keeper) as queue:
         yield queue
 
 
-def _borrowed_options(directory: str) -> "QueueOptions":
+def _borrowed_options(directory: str) -> "EmbeddedOptions":
     """Settings under which opening someone's queue changes nothing they would miss."""
-    from raftq.node.embedded.options import QueueOptions  # noqa: PLC0415 - help stays fast
+    from raftq.node.queue.embedded.options import EmbeddedOptions  # noqa: PLC0415 - help stays fast
 
     try:
         reserve_bytes = os.path.getsize(os.path.join(directory, "reserve"))
     except FileNotFoundError:
         reserve_bytes = 0
-    return QueueOptions(
+    return EmbeddedOptions(
         retention=None,
         dead_letter_retention=None,
         max_deliveries=1_000_000,
@@ -293,7 +293,7 @@ def _message_json(message: "Message") -> dict[str, Any]:
     }
 
 
-def _letter_json(letter: "DeadLetter") -> dict[str, Any]:
+def _letter_json(letter: "DeadMessage") -> dict[str, Any]:
     facts = {name: getattr(letter, name) for name in letter.__slots__}
     return facts | content_json(letter.value, letter.key, letter.headers)
 
@@ -323,7 +323,7 @@ def _print_stats(directory: str, found: "QueueStats") -> None:
     console.print(pairs_table("Disk", disk.items()))
 
 
-def _print_letters(letters: "Sequence[DeadLetter]") -> None:
+def _print_letters(letters: "Sequence[DeadMessage]") -> None:
     table = make_table(
         "Dead letters", "offset", "died", "reason", "attempts", "group", "error", "value"
     )

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raftq.client.wire.errors import InvalidArgument, RaftqError
+from raftq.client.common.errors import InvalidArgument, RaftqError
 from raftq.node.cli.bootstrap import ANY, Bootstrap, open_admin
 from raftq.node.cli.output import Format, Output, print_json, printable
 from raftq.node.cli.topic import waits
 
 if TYPE_CHECKING:
-    from raftq.client.blocking import Admin
-    from raftq.client.recovery import Copy, Leaderless
+    from raftq.client.admin.recovery import Copy, Leaderless
+    from raftq.client.sync.clients import Admin
 
 SHOWN_MAX = 20
 STRANDS = ("data", "ledger", "delays")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raftq.client.wire.errors import InvalidArgument
+from raftq.client.common.errors import InvalidArgument
 from raftq.node.cli import spark_submitted
 from raftq.node.cli.bootstrap import ANY, Bootstrap
 from raftq.node.cli.moments import time_ms
@@ -24,7 +24,7 @@ from raftq.node.cli.spark_options import Master, Path, Pattern, Since, Topic, To
 from raftq.node.cli.spark_reports import dlq_report, latency_report
 
 if TYPE_CHECKING:
-    from raftq.client.spark.pipelines import Done, Progress
+    from raftq.client.spark.pipelines import ArchiveProgress, Done
 
 spark_app = typer.Typer(no_args_is_help=True, help="Spark jobs: archive, replay, compact, reports.")
 spark_app.command(name="dlq-report")(dlq_report)
@@ -40,7 +40,7 @@ def _tell(done: "Done", what: str, output: Format) -> None:
         open_console().print(f"{done.rows:,} records {what} {took}", highlight=False)
 
 
-def _tell_progress(progress: "Progress") -> None:
+def _tell_progress(progress: "ArchiveProgress") -> None:
     """On stderr, so that what a job prints can be piped."""
     typer.echo(
         f"batch {progress.batch}: {progress.rows:,} records, {progress.rows_total:,} in "

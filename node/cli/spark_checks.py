@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from raftq.client.spark.failures import JobFailed, cause
-from raftq.client.wire.errors import (
+from raftq.client.common.errors import (
     DirectoryReadOnly,
     InvalidArgument,
     RaftqError,
     UnknownTopic,
 )
+from raftq.client.spark.failures import JobFailed, cause
 from raftq.node.cli.bootstrap import open_admin
 from raftq.node.cli.output import TRACEBACK
 from raftq.node.cli.spark_log import SparkLog

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raftq.client.wire.errors import Detail, InvalidArgument
+from raftq.client.common.errors import Detail, InvalidArgument
 from raftq.node.cli.bootstrap import ANY, Bootstrap, open_admin
 from raftq.node.cli.output import (
     Format,

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raftq.client.wire.errors import InvalidArgument
+from raftq.client.common.errors import InvalidArgument
 from raftq.node.cli.bootstrap import ANY, Bootstrap, make_worker
 from raftq.node.cli.consume import LANES, RecordFormat, RecordPrinter
 from raftq.node.cli.moments import duration_s
 
 if TYPE_CHECKING:
-    from raftq.client.blocking_queue import Worker
-    from raftq.client.leased import LeasedRecord
+    from raftq.client.queue.leased import LeasedRecord
+    from raftq.client.sync.queue import Worker
 
 WATCH_S = 0.2
 GRACE_S = 30.0
@@ -41,7 +41,7 @@ ERROR_CHARACTERS_MAX = 500
 _NAME = re.compile(r"[^A-Za-z0-9]+")
 
 
-class Failed(Exception):
+class CommandFailed(Exception):
     """The record comes again."""
 
 
@@ -81,7 +81,7 @@ def work(  # noqa: PLR0913 - what can be said about working
         if shutil.which(command[0]) is None:
             # A mistake of the call must not spend the attempts of records.
             raise InvalidArgument(f"there is no command {command[0]!r:.80}")
-        handler: Handler = Command(command, duration_s("--timeout", limit), reject_code)
+        handler: Handler = HandlerCommand(command, duration_s("--timeout", limit), reject_code)
     else:
         handler, concurrency = Printer(output), 1
     watch = Watch(handler, most, duration_s("--idle", idle))
@@ -117,7 +117,7 @@ def _delivery(record: "LeasedRecord") -> dict[str, Any]:
     return {"attempt": record.attempt, "receipt": record.receipt}
 
 
-class Command(Handler):
+class HandlerCommand(Handler):
     def __init__(
         self, command: list[str], timeout_s: float | None, reject_code: int | None
     ) -> None:
@@ -126,18 +126,18 @@ class Command(Handler):
         self._reject_code = reject_code
 
     def handle(self, record: "LeasedRecord") -> None:
-        from raftq.client.handler_ends import Reject  # noqa: PLC0415 - only what a command needs
+        from raftq.client.queue.handler_ends import Reject  # noqa: PLC0415 - only what a command needs
 
         try:
             code = self._run(record)
         except OSError as error:
-            raise Failed(f"{self._command[0]}: {error.strerror}") from None
+            raise CommandFailed(f"{self._command[0]}: {error.strerror}") from None
         if code == 0:
             return
         shown = f"{self._command[0]} ended with {_code(code)}"[:ERROR_CHARACTERS_MAX]
         if code == self._reject_code:
             raise Reject("rejected", shown)
-        raise Failed(shown)
+        raise CommandFailed(shown)
 
     def _run(self, record: "LeasedRecord") -> int:
         environment = {**os.environb, **_environment(record)}
@@ -156,7 +156,7 @@ class Command(Handler):
                 if late or record.lost:
                     _end(child)
                     why = "took too long" if late else "lost its lease"
-                    raise Failed(f"{self._command[0]} {why}") from None
+                    raise CommandFailed(f"{self._command[0]} {why}") from None
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

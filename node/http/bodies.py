@@ -57,8 +57,8 @@ def decode_json(body: bytes) -> Any:
     except RecursionError:
         raise Refusal("BAD_REQUEST", "the body is nested too deeply") from None
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno} column {error.colno}"
-        raise Refusal("BAD_REQUEST", f"the body is not JSON: {error.msg} at {place}") from None
+        path = f"line {error.lineno} column {error.colno}"
+        raise Refusal("BAD_REQUEST", f"the body is not JSON: {error.msg} at {path}") from None
     except ValueError as error:
         raise Refusal("BAD_REQUEST", f"the body has a number out of range: {error}") from None
 

@@ -8,18 +8,18 @@ has no connections to itself.
 import logging
 from collections.abc import Mapping
 
-from raftq.client.admin import Admin
+from raftq.client.admin.admin import Admin
+from raftq.client.common.errors import Detail, RaftqError
 from raftq.client.options import ClientOptions, show
-from raftq.client.producer import Producer
+from raftq.client.producer.producer import Producer
 from raftq.client.results import Delivery
-from raftq.client.wire.errors import Detail, RaftqError
 from raftq.client.wire.layout import LANE_NORMAL
 from raftq.client.wire.record import VALUE_BYTES_MAX
-from raftq.cluster.state import TopicState
-from raftq.node.http.facts import NodeFacts
+from raftq.cluster.metadata.state import TopicState
 from raftq.node.http.gateway import Outcome, Outgoing, Page, Placed, Position
 from raftq.node.http.queue_calls import QueueCalls
 from raftq.node.http.reader import PageReader
+from raftq.node.metrics.node_status import NodeFacts
 
 logger = logging.getLogger(__name__)
 

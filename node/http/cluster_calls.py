@@ -9,15 +9,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
-from raftq.client.attempts import Attempts
-from raftq.client.base import Client
-from raftq.client.connection import Reply
-from raftq.client.coordinator import Coordinator
-from raftq.client.leaders import Answers, Leaders, error_of_code
+from raftq.client.common.errors import NotLeader, RaftqError
+from raftq.client.net.attempts import Attempts
+from raftq.client.net.client import Client
+from raftq.client.net.connection import Reply
+from raftq.client.net.coordinator import CoordinatorClient
+from raftq.client.net.leaders import Answers, Leaders, error_of_code
 from raftq.client.options import Address, Bootstrap, ClientOptions
-from raftq.client.wire.errors import NotLeader, RaftqError
-from raftq.client.wire.messages import Message, Request
-from raftq.cluster.state import TopicState
+from raftq.client.wire.messages import Request, WireMessage
+from raftq.cluster.metadata.state import TopicState
 from raftq.node.http.queue_gateway import PartitionName
 
 GROUPS_MAX = 1_000
@@ -26,7 +26,7 @@ WIDE = 64
 """Partitions that are asked at a time when all of them are."""
 CLIENT_CHARACTERS_MAX = 200
 
-R = TypeVar("R", bound=Message)
+R = TypeVar("R", bound=WireMessage)
 A = TypeVar("A")
 
 
@@ -37,7 +37,7 @@ class ClusterCalls(Client):
         super().__init__(bootstrap, options, "HTTP gateway")
         self._options = options
         self._timeout_s = timeout_s
-        self._coordinators: OrderedDict[str, Coordinator] = OrderedDict()
+        self._coordinators: OrderedDict[str, CoordinatorClient] = OrderedDict()
         self.leaders: Leaders
 
     def _on_start(self) -> None:
@@ -53,7 +53,7 @@ class ClusterCalls(Client):
         self._ensure_started()
         found = self._coordinators.get(group)
         if found is None:
-            found = Coordinator(group, self._routes, self._pool, self._options)
+            found = CoordinatorClient(group, self._routes, self._pool, self._options)
             self._coordinators[group] = found
             if len(self._coordinators) > GROUPS_MAX:
                 self._coordinators.popitem(last=False)

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raftq.client.wire.errors import UnknownPartition, UnknownTopic
-from raftq.cluster.state import TopicState
-from raftq.node.http.facts import NodeFacts
+from raftq.client.common.errors import UnknownPartition, UnknownTopic
+from raftq.cluster.metadata.state import TopicState
 from raftq.node.http.gateway import Gateway
 from raftq.node.http.options import HttpOptions
 from raftq.node.http.routes import Call
+from raftq.node.metrics.node_status import NodeFacts
 
 
 @dataclass(slots=True)
@@ -65,12 +65,12 @@ class Topics:
         topic = await self.get(call)
         return await self.with_partition(topic, number, "partition"), number
 
-    async def with_partition(self, topic: TopicState, number: int, place: str) -> TopicState:
+    async def with_partition(self, topic: TopicState, number: int, path: str) -> TopicState:
         """The same topic, waited for until it has the partition."""
         if number < len(topic.partitions):
             return topic
         count = len(topic.partitions)
-        error = UnknownPartition(f"{place}: topic {topic.name!r} has {count} partitions")
+        error = UnknownPartition(f"{path}: topic {topic.name!r} has {count} partitions")
         return await self._find(topic.name, lambda found: number < len(found.partitions), error)
 
     async def _find(

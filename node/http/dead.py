@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from raftq.cluster.state import TopicState
+from raftq.cluster.metadata.state import TopicState
 from raftq.node.http.context import Context
 from raftq.node.http.errors import invalid
 from raftq.node.http.fields import (
@@ -21,7 +21,7 @@ from raftq.node.http.kinds import Choice, Kind, Number, Schema, Text, Time, Whol
 from raftq.node.http.messages import RECORD, RECORD_SOMETIMES, write_records
 from raftq.node.http.paths import GROUP, PARTITION
 from raftq.node.http.queue_gateway import TIME_MAX, Cursor, Filter, Swept
-from raftq.node.http.routes import Call, Reply, Route
+from raftq.node.http.routes import Call, HttpReply, Route
 from raftq.node.http.settling import DEAD_SUFFIX, REASON_CHARACTERS_MAX
 from raftq.node.http.values import format_time, parse_base64
 
@@ -41,18 +41,18 @@ class CursorText(Kind):
     def schema(self) -> Schema:
         return self._text.schema()
 
-    def read(self, place: str, given: Any) -> Cursor:
-        partition, offset = self._text.read(place, given).split(":")
+    def read(self, path: str, given: Any) -> Cursor:
+        partition, offset = self._text.read(path, given).split(":")
         return Cursor(int(partition), int(offset))
 
 
 class Key(Text):
     """Text, or in msgpack a binary."""
 
-    def read(self, place: str, given: Any) -> Any:
+    def read(self, path: str, given: Any) -> Any:
         if isinstance(given, bytes) and len(given) <= self.most:
             return given
-        return Text.read(self, place, given)
+        return Text.read(self, path, given)
 
 
 _FILTERS = (
@@ -83,12 +83,12 @@ class DeadHandlers:
         self._gateway = context.gateway
         self._topics = context.topics
 
-    async def browse(self, call: Call) -> Reply:
+    async def browse(self, call: Call) -> HttpReply:
         query = call.query
         topic = await self._letters_of(call)
         which = _filter(query)
         if topic is None:
-            return Reply({"messages": [], "count": 0, "next_cursor": None})
+            return HttpReply({"messages": [], "count": 0, "next_cursor": None})
         cursor = query["cursor"] or Cursor(which.partition or 0, 0)
         found = await self._gateway.queues.letters(topic, which, cursor, query["limit"])
         written = write_records([record for _, record in found.letters], call.binary)
@@ -96,7 +96,7 @@ class DeadHandlers:
             message["partition"] = partition
             message |= _facts(record)
         more = found.next
-        return Reply(
+        return HttpReply(
             {
                 "messages": written,
                 "count": len(written),
@@ -104,22 +104,22 @@ class DeadHandlers:
             }
         )
 
-    async def redrive(self, call: Call) -> Reply:
+    async def redrive(self, call: Call) -> HttpReply:
         body = call.body
         which = _filter(body)
         topic = await self._letters_of(call)
         done = Swept(0, True)
         if topic is not None:
             done = await self._gateway.queues.redrive(topic, which, body["limit"], body["rate"])
-        return Reply({"redriven": done.count, "complete": done.complete})
+        return HttpReply({"redriven": done.count, "complete": done.complete})
 
-    async def purge(self, call: Call) -> Reply:
+    async def purge(self, call: Call) -> HttpReply:
         which = _filter(call.body)
         topic = await self._letters_of(call)
         done = Swept(0, True)
         if topic is not None:
             done = await self._gateway.queues.purge(topic, which, call.body["limit"])
-        return Reply({"purged": done.count, "complete": done.complete})
+        return HttpReply({"purged": done.count, "complete": done.complete})
 
     async def _letters_of(self, call: Call) -> TopicState | None:
         """The topic with the letters; None when the topic of the path never had one."""

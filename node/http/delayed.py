@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from raftq.client.wire.errors import OffsetOutOfRange
+from raftq.client.common.errors import OffsetOutOfRange
 from raftq.node.http.context import Context
 from raftq.node.http.fields import (
     BOOLEAN,
@@ -18,7 +18,7 @@ from raftq.node.http.kinds import Whole
 from raftq.node.http.messages import PRIORITIES, PRIORITY_NAME
 from raftq.node.http.paths import PARTITION
 from raftq.node.http.queue_gateway import Waiting
-from raftq.node.http.routes import Call, Reply, Route
+from raftq.node.http.routes import Call, HttpReply, Route
 from raftq.node.http.values import format_duration, format_time
 
 LIMIT_MAX = 1000
@@ -40,13 +40,13 @@ class DelayedHandlers:
         self._gateway = context.gateway
         self._topics = context.topics
 
-    async def list_all(self, call: Call) -> Reply:
+    async def list_all(self, call: Call) -> HttpReply:
         topic = await self._topics.get(call)
         skip, limit = call.query["skip"], call.query["limit"]
         found, pending = await self._gateway.queues.delayed(topic, skip, limit)
-        return Reply({"messages": [_write(topic.name, one) for one in found], "count": pending})
+        return HttpReply({"messages": [_write(topic.name, one) for one in found], "count": pending})
 
-    async def find(self, call: Call) -> Reply:
+    async def find(self, call: Call) -> HttpReply:
         topic = await self._topics.get(call)
         partition, offset = call.query["partition"], call.path["offset"]
         if partition is not None:
@@ -54,19 +54,19 @@ class DelayedHandlers:
         found = await self._gateway.queues.find_delayed(topic, partition, offset)
         if found is None:
             raise _nothing(offset)
-        return Reply(_write(topic.name, found))
+        return HttpReply(_write(topic.name, found))
 
-    async def cancel(self, call: Call) -> Reply:
+    async def cancel(self, call: Call) -> HttpReply:
         topic, partition = await self._topics.get_partition(call)
         offset = call.path["offset"]
         if not await self._gateway.queues.cancel_delayed(topic, partition, offset):
             raise _nothing(offset)
-        return Reply({"cancelled": True})
+        return HttpReply({"cancelled": True})
 
-    async def stats(self, call: Call) -> Reply:
+    async def stats(self, call: Call) -> HttpReply:
         totals = await self._gateway.queues.delay_totals(self._topics.queued())
         average_s = totals.delay_ms_sum / totals.fired / 1000 if totals.fired else 0.0
-        return Reply(
+        return HttpReply(
             {
                 "pending_count": totals.pending,
                 "delivered_count": totals.fired,

@@ -11,7 +11,7 @@ and, where the operation may have taken effect nevertheless, `"outcome": "unknow
 
 from typing import Any
 
-from raftq.client.wire.errors import RaftqError
+from raftq.client.common.errors import RaftqError
 
 STATUS: dict[str, int] = {
     "error": 500,

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from raftq.client.wire.errors import Detail, RaftqError
+from raftq.client.common.errors import Detail, RaftqError
 from raftq.client.wire.record import Headers
-from raftq.cluster.state import TopicState
+from raftq.cluster.metadata.state import TopicState
 
 if TYPE_CHECKING:
     from raftq.node.http.queue_gateway import Queues
@@ -33,7 +33,7 @@ class Outgoing:
     many: bool = field(default=False, compare=False)
     """Whether they came as `messages`, which is how errors name them."""
 
-    def place(self, at: int, name: str) -> str:
+    def path(self, at: int, name: str) -> str:
         return f"messages[{at}].{name}" if self.many else name
 
     def set_times(self, now_ms: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from raftq.client.group_results import GroupDescription
+from raftq.client.admin.results import GroupDescription
 from raftq.node.http.context import Context
 from raftq.node.http.errors import Refusal, invalid
 from raftq.node.http.fields import (
@@ -35,7 +35,7 @@ from raftq.node.http.kinds import (
 from raftq.node.http.messages import RECORD, RECORD_SOMETIMES, write_records
 from raftq.node.http.paths import OFFSET, PARTITION, TOPIC
 from raftq.node.http.queue_gateway import Ask, Delivered, Offsets, PartitionName, Reset, Wish
-from raftq.node.http.routes import Call, Reply, Route
+from raftq.node.http.routes import Call, HttpReply, Route
 
 POLL_MS_MAX = 30_000
 POLL_MESSAGES_MAX = 1000
@@ -95,16 +95,16 @@ class ResetPlace(Kind):
     def schema(self) -> Schema:
         return {"anyOf": [one.schema() for one in (self._ends, OFFSET, self._digits, Time())]}
 
-    def read(self, place: str, given: Any) -> Reset:
+    def read(self, path: str, given: Any) -> Reset:
         if given in ("earliest", "latest"):
             return "earliest" if given == "earliest" else "latest"
         if isinstance(given, str):
             if given.isascii() and given.isdigit():
-                return OFFSET.read_text(place, self._digits.read(place, given))
-            return EPOCH + timedelta(milliseconds=Time().read(place, given))
+                return OFFSET.read_text(path, self._digits.read(path, given))
+            return EPOCH + timedelta(milliseconds=Time().read(path, given))
         if type(given) in (int, float):
-            return OFFSET.read(place, given)
-        raise invalid(place, "must be earliest, latest, an offset or a time")
+            return OFFSET.read(path, given)
+        raise invalid(path, "must be earliest, latest, an offset or a time")
 
 
 RESET = Fields((
@@ -123,17 +123,17 @@ class GroupHandlers:
         self._options = context.options
         self._polls = 0
 
-    async def list_all(self, call: Call) -> Reply:
-        return Reply({"groups": sorted(await self._gateway.queues.list_groups())})
+    async def list_all(self, call: Call) -> HttpReply:
+        return HttpReply({"groups": sorted(await self._gateway.queues.list_groups())})
 
-    async def describe(self, call: Call) -> Reply:
-        return Reply(_described(await self._gateway.queues.describe_group(call.path["group"])))
+    async def describe(self, call: Call) -> HttpReply:
+        return HttpReply(_described(await self._gateway.queues.describe_group(call.path["group"])))
 
-    async def delete(self, call: Call) -> Reply:
+    async def delete(self, call: Call) -> HttpReply:
         await self._gateway.queues.delete_group(call.path["group"])
-        return Reply({"deleted": True, "group_id": call.path["group"]})
+        return HttpReply({"deleted": True, "group_id": call.path["group"]})
 
-    async def join(self, call: Call) -> Reply:
+    async def join(self, call: Call) -> HttpReply:
         body = call.body
         for name in body["topics"]:
             await self._topics.by_name(name)
@@ -144,7 +144,7 @@ class GroupHandlers:
             mode=body["mode"],
         )
         member = await self._gateway.queues.join(call.path["group"], wish)
-        return Reply(
+        return HttpReply(
             {
                 "member_id": member.member_id,
                 "generation": member.generation,
@@ -154,13 +154,13 @@ class GroupHandlers:
             }
         )
 
-    async def heartbeat(self, call: Call) -> Reply:
+    async def heartbeat(self, call: Call) -> HttpReply:
         known = call.body["generation"]
         member = await self._gateway.queues.heartbeat(
             call.path["group"], call.body["member_id"], known
         )
         news = bool(member.revoked) or (known is not None and known != member.generation)
-        return Reply(
+        return HttpReply(
             {
                 "rebalance_required": member.pending or news,
                 "state": "rebalancing" if member.pending or member.revoked else "stable",
@@ -170,11 +170,11 @@ class GroupHandlers:
             }
         )
 
-    async def leave(self, call: Call) -> Reply:
+    async def leave(self, call: Call) -> HttpReply:
         left = await self._gateway.queues.leave(call.path["group"], call.body["member_id"])
-        return Reply({"left": left})
+        return HttpReply({"left": left})
 
-    async def poll(self, call: Call) -> Reply:
+    async def poll(self, call: Call) -> HttpReply:
         group, query = call.path["group"], call.query
         ask = Ask(
             records_max=query["max_messages"],
@@ -192,33 +192,33 @@ class GroupHandlers:
             self._polls -= 1
         if delivered and call.gone():
             await self._gateway.queues.give_back(group, delivered)
-        return Reply({"messages": _write(delivered, call.binary)})
+        return HttpReply({"messages": _write(delivered, call.binary)})
 
-    async def offsets(self, call: Call) -> Reply:
+    async def offsets(self, call: Call) -> HttpReply:
         topic = call.query["topic"]
         if topic is not None:
             await self._topics.by_name(topic)
         wanted = None if topic is None else [topic]
         found = await self._gateway.queues.stored_offsets(call.path["group"], wanted)
-        return Reply({"offsets": _offsets(found)})
+        return HttpReply({"offsets": _offsets(found)})
 
-    async def commit(self, call: Call) -> Reply:
+    async def commit(self, call: Call) -> HttpReply:
         group, body = call.path["group"], call.body
         offsets: Offsets = body["offsets"]
         for name, partitions in offsets.items():
             topic = await self._topics.by_name(name)
             await self._topics.with_partition(topic, max(partitions), f"offsets.{name}")
         await self._gateway.queues.store_offsets(group, body["member_id"] or "", offsets)
-        return Reply({"committed": True, "offsets": _offsets(offsets)})
+        return HttpReply({"committed": True, "offsets": _offsets(offsets)})
 
-    async def reset(self, call: Call) -> Reply:
+    async def reset(self, call: Call) -> HttpReply:
         body = call.body
         topic = await self._topics.by_name(body["topic"])
         if body["partition"] is not None:
             await self._topics.with_partition(topic, body["partition"], "partition")
         group = call.path["group"]
         found = await self._gateway.queues.reset(group, topic, body["partition"], body["to"])
-        return Reply({"offsets": _offsets({topic.name: dict(found)})})
+        return HttpReply({"offsets": _offsets({topic.name: dict(found)})})
 
 
 def _partitions(names: Iterable[PartitionName]) -> list[dict[str, Any]]:

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from raftq.node.http.context import Context
-from raftq.node.http.exposition import CONTENT_TYPE, Exposition
-from raftq.node.http.facts import ReplicaStats
 from raftq.node.http.fields import INTEGER, STRING, TIME, Field, Query, answer, map_of
 from raftq.node.http.kinds import Flag, Schema
-from raftq.node.http.routes import Call, Reply, Route
+from raftq.node.http.routes import Call, HttpReply, Route
 from raftq.node.http.values import format_duration, format_time
+from raftq.node.metrics.exposition import CONTENT_TYPE, Exposition
+from raftq.node.metrics.node_status import ReplicaStats
 
 _STATUS: Schema = {"type": "string", "enum": ["pass", "fail"]}
 _ALIVE = {"status": _STATUS, "timestamp": TIME, "uptime": STRING}
@@ -44,14 +44,14 @@ class Health:
         self._version = version
         self._clock = clock
 
-    async def health(self, call: Call) -> Reply:
-        return Reply({"status": "ok", "timestamp": format_time(call.now_ms)})
+    async def health(self, call: Call) -> HttpReply:
+        return HttpReply({"status": "ok", "timestamp": format_time(call.now_ms)})
 
-    async def alive(self, call: Call) -> Reply:
+    async def alive(self, call: Call) -> HttpReply:
         """Whoever answers is alive."""
-        return Reply(self._alive(call, "pass"))
+        return HttpReply(self._alive(call, "pass"))
 
-    async def ready(self, call: Call) -> Reply:
+    async def ready(self, call: Call) -> HttpReply:
         began = self._clock()
         checks = self._facts.checks()
         latency = format_duration(self._clock() - began)
@@ -71,7 +71,7 @@ class Health:
                 "topic_count": len(self._facts.metadata.state.topics),
                 "total_size": sum(one.size_bytes for one in self._facts.replicas()),
             }
-        return Reply(body) if good else Reply(body, 503, headers={"Retry-After": "1"})
+        return HttpReply(body) if good else HttpReply(body, 503, headers={"Retry-After": "1"})
 
     def _alive(self, call: Call, status: str) -> dict[str, Any]:
         return {
@@ -80,9 +80,9 @@ class Health:
             "uptime": format_duration(self._facts.uptime_s()),
         }
 
-    async def version(self, call: Call) -> Reply:
+    async def version(self, call: Call) -> HttpReply:
         facts = self._facts
-        return Reply(
+        return HttpReply(
             {
                 "version": self._version,
                 "node_id": facts.node_id,
@@ -91,12 +91,12 @@ class Health:
             }
         )
 
-    async def stats(self, call: Call) -> Reply:
+    async def stats(self, call: Call) -> HttpReply:
         facts = self._facts
         topics: dict[str, dict[str, int]] = {}
         for one in facts.replicas():
             _count(topics, one)
-        return Reply(
+        return HttpReply(
             {
                 "node_id": facts.node_id,
                 "uptime": format_duration(facts.uptime_s()),
@@ -106,8 +106,8 @@ class Health:
             }
         )
 
-    async def metrics(self, call: Call) -> Reply:
-        return Reply(self._exposition.scrape(), content_type=CONTENT_TYPE)
+    async def metrics(self, call: Call) -> HttpReply:
+        return HttpReply(self._exposition.scrape(), content_type=CONTENT_TYPE)
 
 
 def _count(topics: dict[str, dict[str, int]], one: ReplicaStats) -> None:

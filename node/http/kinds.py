@@ -61,11 +61,11 @@ class Kind:
     def schema(self) -> Schema:
         raise NotImplementedError
 
-    def read(self, place: str, given: Any) -> Any:
+    def read(self, path: str, given: Any) -> Any:
         raise NotImplementedError
 
-    def read_text(self, place: str, given: str) -> Any:
-        return self.read(place, given)
+    def read_text(self, path: str, given: str) -> Any:
+        return self.read(path, given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +78,21 @@ class Whole(Kind):
     def schema(self) -> Schema:
         return {"type": "integer", "minimum": self.low, "maximum": self.high}
 
-    def read(self, place: str, given: Any) -> int:
+    def read(self, path: str, given: Any) -> int:
         if type(given) is float and given.is_integer():
             given = int(given)
         if type(given) is not int:
             what = "a fraction" if type(given) is float else kind_of(given)
-            raise invalid(place, f"must be a whole number, not {what}")
+            raise invalid(path, f"must be a whole number, not {what}")
         if not self.low <= given <= self.high:
-            raise invalid(place, f"must be in {self.low}..{self.high}")
+            raise invalid(path, f"must be in {self.low}..{self.high}")
         return given
 
-    def read_text(self, place: str, given: str) -> int:
+    def read_text(self, path: str, given: str) -> int:
         digits = given[1:] if given.startswith("-") else given
         if not digits.isascii() or not digits.isdigit() or len(given) > _WHOLE_CHARACTERS_MAX:
-            raise invalid(place, f"must be a whole number in {self.low}..{self.high}")
-        return self.read(place, int(given))
+            raise invalid(path, f"must be a whole number in {self.low}..{self.high}")
+        return self.read(path, int(given))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +105,11 @@ class Number(Kind):
     def schema(self) -> Schema:
         return {"type": "number", "minimum": self.low, "maximum": self.high}
 
-    def read(self, place: str, given: Any) -> float:
+    def read(self, path: str, given: Any) -> float:
         if type(given) not in (int, float):
-            raise invalid(place, f"must be a number, not {kind_of(given)}")
+            raise invalid(path, f"must be a number, not {kind_of(given)}")
         if not self.low <= given <= self.high:
-            raise invalid(place, f"must be in {self.low}..{self.high}")
+            raise invalid(path, f"must be in {self.low}..{self.high}")
         value: float = given
         return value
 
@@ -126,15 +126,15 @@ class Text(Kind):
         schema: Schema = {"type": "string", "minLength": self.least, "maxLength": self.most}
         return {**schema, "pattern": f"^{self.pattern}$"} if self.pattern else schema
 
-    def read(self, place: str, given: Any) -> str:
+    def read(self, path: str, given: Any) -> str:
         if not isinstance(given, str):
-            raise invalid(place, f"must be a string, not {kind_of(given)}")
+            raise invalid(path, f"must be a string, not {kind_of(given)}")
         if not self.least <= len(given) <= self.most:
-            raise invalid(place, f"must have {self.least} to {self.most} characters")
+            raise invalid(path, f"must have {self.least} to {self.most} characters")
         if not encodable(given):
-            raise invalid(place, "is not valid text")
+            raise invalid(path, "is not valid text")
         if self.pattern and not re.fullmatch(self.pattern, given, re.ASCII):
-            raise invalid(place, f"must match {self.pattern}")
+            raise invalid(path, f"must match {self.pattern}")
         return given
 
 
@@ -147,9 +147,9 @@ class Choice(Kind):
     def schema(self) -> Schema:
         return {"type": "string", "enum": list(self.words)}
 
-    def read(self, place: str, given: Any) -> str:
+    def read(self, path: str, given: Any) -> str:
         if not isinstance(given, str) or given not in self.words:
-            raise invalid(place, f"must be one of {', '.join(self.words)}")
+            raise invalid(path, f"must be one of {', '.join(self.words)}")
         return given
 
 
@@ -161,12 +161,12 @@ class Flag(Kind):
         words = [word for word in _FLAGS if word not in ("true", "false")]
         return {"anyOf": [{"type": "boolean"}, {"type": "string", "enum": words}]}
 
-    def read(self, place: str, given: Any) -> bool:
+    def read(self, path: str, given: Any) -> bool:
         if type(given) is bool:
             return given
         found = _FLAGS.get(given) if isinstance(given, str) else None
         if found is None:
-            raise invalid(place, "must be true or false")
+            raise invalid(path, "must be true or false")
         return found
 
 
@@ -192,12 +192,12 @@ class Duration(Kind):
             "example": format_duration(min(max(EXAMPLE_MS, self.least_ms), self.most_ms) / 1000),
         }
 
-    def read(self, place: str, given: Any) -> int:
-        ms: int = parsed(parse_duration, given, place)
+    def read(self, path: str, given: Any) -> int:
+        ms: int = parsed(parse_duration, given, path)
         if ms < self.least_ms:
-            raise invalid(place, f"must be at least {self.least_ms}ms")
+            raise invalid(path, f"must be at least {self.least_ms}ms")
         if ms > self.most_ms:
-            raise invalid(place, f"must be at most {self.most_ms}ms")
+            raise invalid(path, f"must be at most {self.most_ms}ms")
         return ms
 
 
@@ -208,8 +208,8 @@ class Time(Kind):
     def schema(self) -> Schema:
         return {"type": "string", "format": "date-time"}
 
-    def read(self, place: str, given: Any) -> int:
-        ms: int = parsed(parse_time, given, place)
+    def read(self, path: str, given: Any) -> int:
+        ms: int = parsed(parse_time, given, path)
         return ms
 
 
@@ -225,12 +225,12 @@ class Listed(Kind):
         items = self.each.schema()
         return {"type": "array", "items": items, "minItems": self.least, "maxItems": self.most}
 
-    def read(self, place: str, given: Any) -> list[Any]:
+    def read(self, path: str, given: Any) -> list[Any]:
         if not isinstance(given, list):
-            raise invalid(place, f"must be an array, not {kind_of(given)}")
+            raise invalid(path, f"must be an array, not {kind_of(given)}")
         if not self.least <= len(given) <= self.most:
-            raise invalid(place, f"must have {self.least} to {self.most} items")
-        return [self.each.read(f"{place}[{at}]", one) for at, one in enumerate(given)]
+            raise invalid(path, f"must have {self.least} to {self.most} items")
+        return [self.each.read(f"{path}[{at}]", one) for at, one in enumerate(given)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,19 +251,19 @@ class Table(Kind):
             "maxProperties": self.most,
         }
 
-    def read(self, place: str, given: Any) -> dict[Any, Any]:
+    def read(self, path: str, given: Any) -> dict[Any, Any]:
         if not isinstance(given, dict):
-            raise invalid(place, f"must be an object, not {kind_of(given)}")
+            raise invalid(path, f"must be an object, not {kind_of(given)}")
         if not self.least <= len(given) <= self.most:
-            raise invalid(place, f"must have {self.least} to {self.most} fields")
+            raise invalid(path, f"must have {self.least} to {self.most} fields")
         found: dict[Any, Any] = {}
         for name, value in given.items():
             if not isinstance(name, str):
-                raise invalid(place, "names must be strings")
-            key = self.names.read_text(f"{place}.{shown(name)}", name)
+                raise invalid(path, "names must be strings")
+            key = self.names.read_text(f"{path}.{shown(name)}", name)
             if key in found:
-                raise invalid(f"{place}.{shown(name)}", "is there twice")
-            found[key] = self.each.read(f"{place}.{shown(name)}", value)
+                raise invalid(f"{path}.{shown(name)}", "is there twice")
+            found[key] = self.each.read(f"{path}.{shown(name)}", value)
         return found
 
 
@@ -283,8 +283,8 @@ class Limit(Kind):
     def schema(self) -> Schema:
         return {"anyOf": [self.number.schema(), {"const": -1}]}
 
-    def read(self, place: str, given: Any) -> int:
-        return -1 if type(given) in (int, float) and given == -1 else self.number.read(place, given)
+    def read(self, path: str, given: Any) -> int:
+        return -1 if type(given) in (int, float) and given == -1 else self.number.read(path, given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,23 +300,23 @@ class Named(Kind):
             "additionalProperties": False,
         }
 
-    def read(self, place: str, given: Any) -> dict[str, Any]:
+    def read(self, path: str, given: Any) -> dict[str, Any]:
         if not isinstance(given, dict):
-            raise invalid(place, f"must be an object, not {kind_of(given)}")
+            raise invalid(path, f"must be an object, not {kind_of(given)}")
         found: dict[str, Any] = {}
         for name, value in given.items():
             kind = self.kinds.get(name) if isinstance(name, str) else None
-            where = f"{place}.{shown(str(name))}"
+            where = f"{path}.{shown(str(name))}"
             if kind is None:
                 raise invalid(where, "is not a known setting")
             found[name] = None if value is None else kind.read(where, value)
         return found
 
 
-def parsed(parse: Callable[[str], Any], given: Any, place: str) -> Any:
+def parsed(parse: Callable[[str], Any], given: Any, path: str) -> Any:
     if type(given) is not str:
-        raise invalid(place, f"must be a string, not {kind_of(given)}")
+        raise invalid(path, f"must be a string, not {kind_of(given)}")
     try:
         return parse(given)
     except ValueError as error:
-        raise invalid(place, str(error)) from None
+        raise invalid(path, str(error)) from None

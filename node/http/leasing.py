@@ -8,12 +8,12 @@ back at once, without spending an attempt; usually the member's next poll takes 
 import asyncio
 from collections.abc import Sequence
 
-from raftq.client.connection import Reply
+from raftq.client.common.errors import RaftqError
+from raftq.client.consumer.records import Fetched, to_records
+from raftq.client.net.connection import Reply
 from raftq.client.options import Address
-from raftq.client.records import Fetched, to_records
 from raftq.client.results import Record
 from raftq.client.wire.batch import Batch
-from raftq.client.wire.errors import RaftqError
 from raftq.client.wire.queue_messages import (
     Lease,
     LeasedPartition,
@@ -24,7 +24,7 @@ from raftq.client.wire.queue_messages import (
 )
 from raftq.node.http.cluster_calls import ClusterCalls, error_of
 from raftq.node.http.queue_gateway import Ask, Delivered, PartitionName
-from raftq.node.http.receipts import Receipt
+from raftq.node.http.receipts import ReceiptText
 
 ANSWER_S = 5.0
 """Beyond the wait that a leader was asked for."""
@@ -45,9 +45,9 @@ class Leases:
         leaders = await self._calls.by_leader(names)
         found: list[Delivered] = []
         room = ask.bytes_max
-        for address, led in leaders.items():
-            request = _request(group, holder, led, ask, ask.records_max - len(found), room)
-            got = await self._ask(address, led, request)
+        for address, leadership in leaders.items():
+            request = _request(group, holder, leadership, ask, ask.records_max - len(found), room)
+            got = await self._ask(address, leadership, request)
             found += got
             room -= sum(len(one.record.value) for one in got)
             if len(found) >= ask.records_max or room <= 0:
@@ -65,9 +65,11 @@ class Leases:
     ) -> list[Delivered]:
         loop = asyncio.get_running_loop()
         parked: dict[asyncio.Future[list[Delivered]], None] = {}
-        for address, led in leaders.items():
-            request = _request(group, holder, led, ask, ask.records_max, ask.bytes_max, ask.wait_ms)
-            parked[loop.create_task(self._ask(address, led, request))] = None
+        for address, leadership in leaders.items():
+            request = _request(
+                group, holder, leadership, ask, ask.records_max, ask.bytes_max, ask.wait_ms
+            )
+            parked[loop.create_task(self._ask(address, leadership, request))] = None
         try:
             while parked:
                 done, _ = await asyncio.wait(parked, return_when=asyncio.FIRST_COMPLETED)
@@ -87,7 +89,7 @@ class Leases:
         await self.give_back(group, await late)
 
     async def _ask(
-        self, address: Address, led: Sequence[PartitionName], request: Lease
+        self, address: Address, leadership: Sequence[PartitionName], request: Lease
     ) -> list[Delivered]:
         """What one leader gives. A leader that moved or fell silent has nothing to give: the poll
         goes on with the others, and finds it the next time."""
@@ -97,7 +99,7 @@ class Leases:
         except RaftqError as error:
             if not error.retriable:
                 raise
-            for name in led:
+            for name in leadership:
                 self._calls.learn(name, error)
             return []
         for one in reply.message.partitions:
@@ -129,7 +131,7 @@ class Leases:
 def _request(  # noqa: PLR0913 - what a lease consists of
     group: str,
     holder: str,
-    led: Sequence[PartitionName],
+    leadership: Sequence[PartitionName],
     ask: Ask,
     records_max: int,
     bytes_max: int,
@@ -138,7 +140,7 @@ def _request(  # noqa: PLR0913 - what a lease consists of
     return Lease(
         group,
         holder,
-        tuple(LeasePartition(*name) for name in led),
+        tuple(LeasePartition(*name) for name in leadership),
         records_max,
         bytes_max,
         ask.lease_ms,
@@ -162,7 +164,7 @@ def _of_partition(leased: LeasedPartition, records: dict[int, Record]) -> list[D
             topic,
             partition,
             records[offset],
-            Receipt(topic, partition, offset, one.attempt, one.nonce),
+            ReceiptText(topic, partition, offset, one.attempt, one.nonce),
         )
         for one in leased.ranges
         for offset in range(one.start, one.end)

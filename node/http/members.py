@@ -11,11 +11,11 @@ A poll counts as a heartbeat, also while it waits, and asking for more means hav
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from raftq.client.wire.errors import FencedGeneration
+from raftq.client.common.errors import FencedGeneration
 from raftq.client.wire.group_messages import (
     DescribeGroup,
     DescribeGroupReply,
-    Given,
+    GivenPartition,
     GroupHeartbeat,
     GroupHeartbeatReply,
     LeaveGroup,
@@ -23,7 +23,7 @@ from raftq.client.wire.group_messages import (
     Mode,
 )
 from raftq.node.http.cluster_calls import ClusterCalls
-from raftq.node.http.queue_gateway import Membership, PartitionName, Wish
+from raftq.node.http.queue_gateway import MemberAnswer, PartitionName, Wish
 
 MEMBERS_MAX = 10_000
 """Of whom something is kept; those not heard of for longest are forgotten first."""
@@ -60,7 +60,7 @@ class Members:
     async def describe(self, group: str) -> DescribeGroupReply:
         return await self._client.coordinate(group, DescribeGroup(group))
 
-    async def join(self, group: str, wish: Wish) -> Membership:
+    async def join(self, group: str, wish: Wish) -> MemberAnswer:
         request = GroupHeartbeat(
             group,
             self._client.new_member_id(wish.client_id),
@@ -77,7 +77,7 @@ class Members:
             await self._beat(group, member, 0, FIRST_WAIT_MS)
         return _membership(member, [])
 
-    async def heartbeat(self, group: str, member_id: str, generation: int | None) -> Membership:
+    async def heartbeat(self, group: str, member_id: str, generation: int | None) -> MemberAnswer:
         member = await self.get(group, member_id)
         before = list(member.assigned)
         told = member.generation if generation is None else generation
@@ -160,11 +160,11 @@ def _find(found: DescribeGroupReply, member_id: str) -> MemberInfo:
     )
 
 
-def _assigned(given: tuple[Given, ...]) -> dict[PartitionName, int]:
+def _assigned(given: tuple[GivenPartition, ...]) -> dict[PartitionName, int]:
     return {(one.topic, one.partition): one.owner_epoch for one in given}
 
 
-def _membership(member: Known, revoked: list[PartitionName]) -> Membership:
-    return Membership(
+def _membership(member: Known, revoked: list[PartitionName]) -> MemberAnswer:
+    return MemberAnswer(
         member.member_id, member.generation, list(member.assigned), revoked, member.pending
     )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raftq.client.wire.errors import TooLarge
+from raftq.client.common.errors import TooLarge
 from raftq.client.wire.layout import LANE_NORMAL
 from raftq.client.wire.record import (
     HEADERS_BYTES_MAX,
@@ -60,12 +60,12 @@ class Priority(Kind):
         name = {"type": "string", "enum": list(_NUMBERS)}
         return {"anyOf": [name, self._number.schema()], "default": "normal"}
 
-    def read(self, place: str, given: Any) -> int:
+    def read(self, path: str, given: Any) -> int:
         if type(given) in (int, float):
-            return self._number.read(place, given)
+            return self._number.read(path, given)
         number = _NUMBERS.get(given) if type(given) is str else None
         if number is None:
-            raise invalid(place, f"must be one of {', '.join(PRIORITIES)}, or 0..4")
+            raise invalid(path, f"must be one of {', '.join(PRIORITIES)}, or 0..4")
         return number
 
 
@@ -174,40 +174,40 @@ class _Columns:
             take(at, message, f"messages[{at}].")
         return self._columns()
 
-    def _take(self, at: int, message: dict[Any, Any], place: str) -> None:
+    def _take(self, at: int, message: dict[Any, Any], path: str) -> None:
         plain = message.keys() <= _PLAIN
         if not plain and not message.keys() <= KNOWN:
             unknown = next(name for name in message if name not in KNOWN)
-            raise unknown_field(place + shown(str(unknown)))
+            raise unknown_field(path + shown(str(unknown)))
         given = message.get("value")
         if given is None:
-            raise invalid(f"{place}value", "is required")
-        base64 = False if plain else _encoding(message, "encoding", place)
-        value = _bytes(given, base64, place, "value")
+            raise invalid(f"{path}value", "is required")
+        base64 = False if plain else _encoding(message, "encoding", path)
+        value = _bytes(given, base64, path, "value")
         if len(value) > VALUE_BYTES_MAX:
-            raise TooLarge(f"{place}value: {len(value)} bytes, at most {VALUE_BYTES_MAX}")
+            raise TooLarge(f"{path}value: {len(value)} bytes, at most {VALUE_BYTES_MAX}")
         self._values.append(value)
         key = message.get("key")
         if key is not None:
-            base64 = False if plain else _encoding(message, "key_encoding", place)
-            key = _bytes(key, base64, place, "key")
+            base64 = False if plain else _encoding(message, "key_encoding", path)
+            key = _bytes(key, base64, path, "key")
             if len(key) > KEY_BYTES_MAX:
-                raise TooLarge(f"{place}key: {len(key)} bytes, at most {KEY_BYTES_MAX}")
+                raise TooLarge(f"{path}key: {len(key)} bytes, at most {KEY_BYTES_MAX}")
             self._keyed = True
         self._keys.append(key)
         if not plain:
-            self._take_rest(at, message, place)
+            self._take_rest(at, message, path)
 
-    def _take_rest(self, at: int, message: dict[Any, Any], place: str) -> None:
+    def _take_rest(self, at: int, message: dict[Any, Any], path: str) -> None:
         extra = self._extra
-        base64 = _encoding(message, "headers_encoding", place)
+        base64 = _encoding(message, "headers_encoding", path)
         if (headers := message.get("headers")) is not None:
-            extra.setdefault("headers", {})[at] = _headers(headers, base64, place)
+            extra.setdefault("headers", {})[at] = _headers(headers, base64, path)
         for name, (kind, column) in _COLUMNS.items():
             if (given := message.get(name)) is not None:
-                extra.setdefault(column, {})[at] = kind.read(place + name, given)
+                extra.setdefault(column, {})[at] = kind.read(path + name, given)
         if message.get("delay") is not None and message.get("deliverAt") is not None:
-            raise invalid(f"{place}deliverAt", "cannot be given together with delay")
+            raise invalid(f"{path}deliverAt", "cannot be given together with delay")
 
     def _columns(self) -> Outgoing:
         columns = Outgoing(self._values, self._keys if self._keyed else None, many=self._many)
@@ -218,38 +218,38 @@ class _Columns:
         return columns
 
 
-def _encoding(message: dict[Any, Any], name: str, place: str) -> bool:
+def _encoding(message: dict[Any, Any], name: str, path: str) -> bool:
     """Whether it is base64."""
     given = message.get(name)
-    return given is not None and _ENCODED.read(place + name, given) == "base64"
+    return given is not None and _ENCODED.read(path + name, given) == "base64"
 
 
-def _bytes(given: Any, base64: bool, place: str, name: str) -> bytes:
+def _bytes(given: Any, base64: bool, path: str, name: str) -> bytes:
     if type(given) is bytes:
         return given
     if type(given) is not str:
-        raise invalid(place + name, f"must be a string, not {kind_of(given)}")
+        raise invalid(path + name, f"must be a string, not {kind_of(given)}")
     if base64:
-        data: bytes = parsed(parse_base64, given, place + name)
+        data: bytes = parsed(parse_base64, given, path + name)
         return data
     try:
         return given.encode()
     except UnicodeEncodeError:
-        raise invalid(place + name, "is not valid text") from None
+        raise invalid(path + name, "is not valid text") from None
 
 
-def _headers(given: Any, base64: bool, place: str) -> Headers:
+def _headers(given: Any, base64: bool, path: str) -> Headers:
     if type(given) is not dict:
-        raise invalid(f"{place}headers", f"must be an object, not {kind_of(given)}")
+        raise invalid(f"{path}headers", f"must be an object, not {kind_of(given)}")
     found: Headers = {}
     size = 0
     for name, value in given.items():
         if type(name) is not str or not encodable(name):
-            raise invalid(f"{place}headers", "names must be valid text")
-        found[name] = _bytes(value, base64, place, f"headers.{shown(name)}")
+            raise invalid(f"{path}headers", "names must be valid text")
+        found[name] = _bytes(value, base64, path, f"headers.{shown(name)}")
         size += len(name.encode()) + len(found[name])
     if size > HEADERS_BYTES_MAX:
-        raise TooLarge(f"{place}headers: {size} bytes, at most {HEADERS_BYTES_MAX}")
+        raise TooLarge(f"{path}headers: {size} bytes, at most {HEADERS_BYTES_MAX}")
     return found
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from raftq.client.wire.errors import ConfigError
+from raftq.client.common.errors import ConfigError
 
 MIB = 1024 * 1024
 

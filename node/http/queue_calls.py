@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import merge
 from itertools import islice
 
-from raftq.client.admin import Admin
-from raftq.client.group_results import GroupDescription
-from raftq.client.options import Bootstrap, ClientOptions
-from raftq.client.tasks import pause
-from raftq.client.wire.errors import (
+from raftq.client.admin.admin import Admin
+from raftq.client.admin.results import GroupDescription
+from raftq.client.common.errors import (
     FencedGeneration,
     NotLeader,
     RaftqError,
 )
+from raftq.client.common.tasks import sleep
+from raftq.client.options import Bootstrap, ClientOptions
 from raftq.client.wire.queue_messages import (
     CancelDelayed,
     DelayStats,
@@ -25,25 +25,24 @@ from raftq.client.wire.queue_messages import (
     StoreOffsets,
     StoreOffsetsReply,
 )
-from raftq.cluster.state import ClusterState, TopicState
+from raftq.cluster.metadata.state import ClusterState, TopicState
 from raftq.node.http.cluster_calls import ClusterCalls
-from raftq.node.http.facts import NodeFacts
 from raftq.node.http.leasing import Leases
 from raftq.node.http.members import Known, Members
 from raftq.node.http.queue_gateway import (
     Ask,
     Cursor,
-    DelayTotals,
+    DelaySums,
     Delivered,
     Filter,
     Letters,
-    Membership,
+    MemberAnswer,
     Offsets,
     PartitionName,
     QueueTotals,
     Reset,
+    SettleCall,
     Settled,
-    Settlement,
     Swept,
     Waiting,
     Wish,
@@ -52,6 +51,7 @@ from raftq.node.http.reader import PageReader
 from raftq.node.http.settlements import Settlements
 from raftq.node.http.streaming import Streams
 from raftq.node.http.sweeps import Sweeps
+from raftq.node.metrics.node_status import NodeFacts
 
 CALL_S = 12.0
 SLICE_MS = 10_000
@@ -105,13 +105,13 @@ class QueueCalls:
     async def delete_group(self, group: str) -> None:
         await self._admin().delete_group(group)
 
-    async def join(self, group: str, wish: Wish) -> Membership:
+    async def join(self, group: str, wish: Wish) -> MemberAnswer:
         return await self._told(group, await self._members.join(group, wish))
 
-    async def heartbeat(self, group: str, member_id: str, generation: int | None) -> Membership:
+    async def heartbeat(self, group: str, member_id: str, generation: int | None) -> MemberAnswer:
         return await self._told(group, await self._members.heartbeat(group, member_id, generation))
 
-    async def _told(self, group: str, membership: Membership) -> Membership:
+    async def _told(self, group: str, membership: MemberAnswer) -> MemberAnswer:
         """Nobody owns anything of a queue: all its members may lease from all partitions."""
         member = await self._members.get(group, membership.member_id)
         if member.mode == "queue":
@@ -142,7 +142,7 @@ class QueueCalls:
             if found or now >= deadline:
                 return found
             # Whatever ended the wait early (a leader that moved) takes a moment to get well.
-            await pause(min(max(began + ROUND_S - now, 0.0), deadline - now))
+            await sleep(min(max(began + ROUND_S - now, 0.0), deadline - now))
 
     async def _poll(self, group: str, member: Known, ask: Ask, wait_ms: int) -> list[Delivered]:
         part = Ask(
@@ -153,7 +153,7 @@ class QueueCalls:
         )
         names = self._names(member)
         if not names:
-            await pause(min(wait_ms / 1000, EMPTY_S))
+            await sleep(min(wait_ms / 1000, EMPTY_S))
             return []
         member.turn += 1
         first = member.turn % len(names)
@@ -184,7 +184,7 @@ class QueueCalls:
     async def give_back(self, group: str, delivered: Sequence[Delivered]) -> None:
         await self._leases.give_back(group, delivered)
 
-    async def settle(self, settlement: Settlement) -> list[Settled | RaftqError]:
+    async def settle(self, settlement: SettleCall) -> list[Settled | RaftqError]:
         return await self._settlements.settle(settlement)
 
     # Offsets.
@@ -295,8 +295,8 @@ class QueueCalls:
         reply = await self._calls.lead((topic.name, partition), request)
         return offset in reply.message.cancelled
 
-    async def delay_totals(self, topics: Sequence[TopicState]) -> DelayTotals:
-        totals = DelayTotals()
+    async def delay_totals(self, topics: Sequence[TopicState]) -> DelaySums:
+        totals = DelaySums()
         found = await self._calls.each_partition(topics, lambda name: DelayStats(*name), STATS_S)
         for reply in found.values():
             if isinstance(reply, RaftqError):

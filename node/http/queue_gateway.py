@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, NamedTuple, Protocol
 
-from raftq.client.group_results import GroupDescription
-from raftq.client.wire.errors import RaftqError
+from raftq.client.admin.results import GroupDescription
+from raftq.client.common.errors import RaftqError
 from raftq.client.wire.group_messages import Mode
-from raftq.cluster.state import TopicState
+from raftq.cluster.metadata.state import TopicState
 from raftq.node.http.gateway import Readable
-from raftq.node.http.receipts import Receipt
+from raftq.node.http.receipts import ReceiptText
 
 Offsets = dict[str, dict[int, int]]
 """By topic and partition."""
@@ -36,7 +36,7 @@ class Wish:
 
 
 @dataclass(slots=True)
-class Membership:
+class MemberAnswer:
     """What a member is told. `pending`: more will be assigned once others have let go."""
 
     member_id: str
@@ -63,7 +63,7 @@ class Delivered:
     topic: str
     partition: int
     record: Readable
-    receipt: Receipt | None = None
+    receipt: ReceiptText | None = None
 
 
 @dataclass(slots=True)
@@ -77,11 +77,11 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settlement:
+class SettleCall:
     """What a caller says about its receipts. Without a group it is found by the receipts."""
 
     verb: Verb
-    receipts: Sequence[Receipt]
+    receipts: Sequence[ReceiptText]
     group: str | None = None
     delay_ms: int | None = None
     reason: str = ""
@@ -97,7 +97,7 @@ class Waiting(NamedTuple):
 
 
 @dataclass(slots=True)
-class DelayTotals:
+class DelaySums:
     pending: int = 0
     fired: int = 0
     cancelled: int = 0
@@ -164,9 +164,9 @@ class Queues(Protocol):
 
     async def delete_group(self, group: str) -> None: ...
 
-    async def join(self, group: str, wish: Wish) -> Membership: ...
+    async def join(self, group: str, wish: Wish) -> MemberAnswer: ...
 
-    async def heartbeat(self, group: str, member_id: str, generation: int | None) -> Membership:
+    async def heartbeat(self, group: str, member_id: str, generation: int | None) -> MemberAnswer:
         """The member has let go of everything that was revoked in a generation it knows.
         FencedGeneration when the group no longer has the member."""
 
@@ -191,7 +191,7 @@ class Queues(Protocol):
         """Where the group goes on now, by partition. GroupNotEmpty while members read: they would
         store their own positions over it."""
 
-    async def settle(self, settlement: Settlement) -> list[Settled | RaftqError]:
+    async def settle(self, settlement: SettleCall) -> list[Settled | RaftqError]:
         """One result per receipt, in order."""
 
     # Delayed records.
@@ -206,7 +206,7 @@ class Queues(Protocol):
     async def cancel_delayed(self, topic: TopicState, partition: int, offset: int) -> bool:
         """Whether it was waiting, and will never be seen now."""
 
-    async def delay_totals(self, topics: Sequence[TopicState]) -> DelayTotals: ...
+    async def delay_totals(self, topics: Sequence[TopicState]) -> DelaySums: ...
 
     # Dead letters; the topic is that of the letters.
 

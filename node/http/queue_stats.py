@@ -3,21 +3,21 @@
 from raftq.node.http.context import Context
 from raftq.node.http.fields import INTEGER, STRING, answer, map_of
 from raftq.node.http.messages import PRIORITIES
-from raftq.node.http.routes import Call, Reply, Route
+from raftq.node.http.routes import Call, HttpReply, Route
 from raftq.node.http.values import format_duration
 
 
-class QueueStats:
+class QueueStatsHandlers:
     """See the module's docstring."""
 
     def __init__(self, context: Context) -> None:
         self._gateway = context.gateway
         self._topics = context.topics
 
-    async def reliability(self, call: Call) -> Reply:
+    async def reliability(self, call: Call) -> HttpReply:
         totals = await self._gateway.queues.queue_totals(self._topics.queued())
         count = totals.counters.get
-        return Reply(
+        return HttpReply(
             {
                 "acks_total": count("acked", 0),
                 "nacks_total": count("nacked", 0),
@@ -35,13 +35,13 @@ class QueueStats:
             }
         )
 
-    async def priority(self, call: Call) -> Reply:
+    async def priority(self, call: Call) -> HttpReply:
         totals = await self._gateway.queues.queue_totals(self._topics.queued())
         waits = {
             name: format_duration(wait / count / 1000 if count else 0.0)
             for name, count, wait in zip(PRIORITIES, totals.lanes, totals.lane_wait_ms, strict=True)
         }
-        return Reply(
+        return HttpReply(
             {
                 "messages_by_priority": dict(zip(PRIORITIES, totals.lanes, strict=True)),
                 "avg_wait_time_by_priority": waits,
@@ -50,7 +50,7 @@ class QueueStats:
         )
 
 
-def queue_stats_routes(stats: QueueStats) -> tuple[Route, ...]:
+def queue_stats_routes(stats: QueueStatsHandlers) -> tuple[Route, ...]:
     missing = {**INTEGER, "description": "whose leader did not answer"}
     names = (
         "acks_total", "nacks_total", "rejects_total", "dlq_messages", "dlq_lost", "dead_total",

@@ -5,15 +5,8 @@ asks the leader directly, with the client library's routes and connections, and 
 every client while the leadership moves.
 """
 
-from raftq.client.base import Client
-from raftq.client.connection import Connection, Reply
-from raftq.client.options import Bootstrap, ClientOptions
-from raftq.client.records import Fetched, to_records
-from raftq.client.results import Record
-from raftq.client.retry import Backoff
-from raftq.client.tasks import pause
-from raftq.client.wire.batch import Batch
-from raftq.client.wire.errors import (
+from raftq.client.common.backoff import Backoff
+from raftq.client.common.errors import (
     InternalError,
     NotLeader,
     OffsetOutOfRange,
@@ -21,6 +14,13 @@ from raftq.client.wire.errors import (
     UnknownCode,
     UnknownPartition,
 )
+from raftq.client.common.tasks import sleep
+from raftq.client.consumer.records import Fetched, to_records
+from raftq.client.net.client import Client
+from raftq.client.net.connection import Connection, Reply
+from raftq.client.options import Bootstrap, ClientOptions
+from raftq.client.results import Record
+from raftq.client.wire.batch import Batch
 from raftq.client.wire.messages import (
     Fetch,
     FetchedPartition,
@@ -61,7 +61,7 @@ class PageReader(Client):
                     raise
                 self._routes.hint(topic, partition, error)
             self._routes.request_refresh()
-            await pause(wait_s)
+            await sleep(wait_s)
 
     async def _leader(self, topic: str, partition: int) -> Connection:
         info = await self._routes.topic(topic)

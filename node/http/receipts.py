@@ -2,15 +2,15 @@
 
 from typing import Any, NamedTuple
 
-from raftq.node.delivery.leases import TAG_SHIFT, group_tag
 from raftq.node.http.errors import invalid
 from raftq.node.http.kinds import INTEGER_MAX, Kind, Schema, Text
+from raftq.node.queue.core.leases import TAG_SHIFT, group_tag
 
 _PATTERN = r"[A-Za-z0-9._-]{1,249}:[0-9]{1,9}:[0-9]{1,18}:[0-9]{1,9}:[0-9]{1,19}"
 _TEXT = Text(320, _PATTERN)
 
 
-class Receipt(NamedTuple):
+class ReceiptText(NamedTuple):
     """Proof of one delivery of one record."""
 
     topic: str
@@ -31,8 +31,8 @@ class ReceiptHandle(Kind):
     def schema(self) -> Schema:
         return _TEXT.schema()
 
-    def read(self, place: str, given: Any) -> Receipt:
-        topic, partition, offset, attempt, nonce = _TEXT.read(place, given).split(":")
+    def read(self, path: str, given: Any) -> ReceiptText:
+        topic, partition, offset, attempt, nonce = _TEXT.read(path, given).split(":")
         if int(nonce) > INTEGER_MAX:
-            raise invalid(place, "is no receipt")
-        return Receipt(topic, int(partition), int(offset), int(attempt), int(nonce))
+            raise invalid(path, "is no receipt")
+        return ReceiptText(topic, int(partition), int(offset), int(attempt), int(nonce))

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from raftq.client.wire.errors import RaftqError, TooLarge
+from raftq.client.common.errors import RaftqError, TooLarge
 from raftq.client.wire.layout import LANE_NORMAL
 from raftq.node.http.context import Context
 from raftq.node.http.errors import error_body, invalid, retry_after_s, status_of
@@ -28,7 +28,7 @@ from raftq.node.http.messages import (
     write_records,
 )
 from raftq.node.http.paths import OFFSET
-from raftq.node.http.routes import Call, Reply, Route
+from raftq.node.http.routes import Call, HttpReply, Route
 from raftq.node.http.values import DURATION_MS_MAX, format_time
 
 LIMIT_DEFAULT = 100
@@ -66,7 +66,7 @@ class RecordHandlers:
     def messages_max(self) -> int:
         return self._options.messages_max
 
-    async def publish(self, call: Call) -> Reply:
+    async def publish(self, call: Call) -> HttpReply:
         records: Outgoing = call.body
         _check_times(records, call.now_ms)
         records.set_times(call.now_ms)
@@ -76,13 +76,13 @@ class RecordHandlers:
         _check_values(records, topic.config.value_bytes_max)
         if records.partitions is not None:
             highest = max(one for one in records.partitions if one is not None)
-            place = records.place(records.partitions.index(highest), "partition")
-            topic = await self._topics.with_partition(topic, highest, place)
+            path = records.path(records.partitions.index(highest), "partition")
+            topic = await self._topics.with_partition(topic, highest, path)
         outcomes = await self._gateway.publish(topic, records)
         assert len(outcomes) == len(records.values)
         return _published(records, outcomes)
 
-    async def read(self, call: Call) -> Reply:
+    async def read(self, call: Call) -> HttpReply:
         query = call.query
         position = Position(query["offset"], query["from_time"])
         topic, partition = await self._topics.get_partition(call)
@@ -91,24 +91,24 @@ class RecordHandlers:
                 topic.name, partition, position, query["limit"], self._options.read_bytes_max
             )
             messages = write_records(page.records, call.binary)
-        return Reply({"messages": messages, "next_offset": page.next_offset})
+        return HttpReply({"messages": messages, "next_offset": page.next_offset})
 
 
 def _check_times(records: Outgoing, now_ms: int) -> None:
     for at, due in enumerate(records.deliver_at or ()):
         if due is not None and due - now_ms > DURATION_MS_MAX:
-            raise invalid(records.place(at, "deliverAt"), "is more than 100 years away")
+            raise invalid(records.path(at, "deliverAt"), "is more than 100 years away")
 
 
 def _check_values(records: Outgoing, bytes_max: int) -> None:
     sizes = list(map(len, records.values))
     largest = max(sizes)
     if largest > bytes_max:
-        place = records.place(sizes.index(largest), "value")
-        raise TooLarge(f"{place}: {largest} bytes, the topic takes at most {bytes_max}")
+        path = records.path(sizes.index(largest), "value")
+        raise TooLarge(f"{path}: {largest} bytes, the topic takes at most {bytes_max}")
 
 
-def _published(records: Outgoing, outcomes: list[Outcome]) -> Reply:
+def _published(records: Outgoing, outcomes: list[Outcome]) -> HttpReply:
     """200 as soon as one message was taken; when none was, the status of the first error."""
     lanes = records.priorities or [LANE_NORMAL] * len(outcomes)
     results: list[dict[str, Any]] = []
@@ -129,9 +129,9 @@ def _published(records: Outgoing, outcomes: list[Outcome]) -> Reply:
                 result["deliverAt"] = format_time(due)
             results.append(result)
     if len(failed) < len(outcomes):
-        return Reply({"results": results})
+        return HttpReply({"results": results})
     first = failed[0]
-    reply = Reply({**error_body(first), "results": results}, status_of(first))
+    reply = HttpReply({**error_body(first), "results": results}, status_of(first))
     if (wait_s := retry_after_s(first)) is not None:
         reply.headers["Retry-After"] = str(wait_s)
     return reply

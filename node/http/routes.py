@@ -33,7 +33,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Reply:
+class HttpReply:
     """What to answer. With a `content_type` the payload is bytes and goes out as it is."""
 
     payload: Any
@@ -42,7 +42,7 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-Handler = Callable[[Call], Awaitable[Reply]]
+Handler = Callable[[Call], Awaitable[HttpReply]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

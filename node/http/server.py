@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.hdrs import METH_GET, METH_HEAD
 from aiohttp.http import HttpVersion11
 
-from raftq.client.wire.errors import RaftqError
+from raftq.client.common.errors import RaftqError
 from raftq.node.http.bodies import (
     JSON,
     MSGPACK,
@@ -33,8 +33,6 @@ from raftq.node.http.context import Context
 from raftq.node.http.dead import DeadHandlers, dead_routes
 from raftq.node.http.delayed import DelayedHandlers, delayed_routes
 from raftq.node.http.errors import Refusal, error_body, retry_after_s, status_of
-from raftq.node.http.exposition import Exposition
-from raftq.node.http.facts import NodeFacts
 from raftq.node.http.gateway import Gateway
 from raftq.node.http.groups import GroupHandlers, group_routes
 from raftq.node.http.health import Health, health_routes
@@ -42,12 +40,14 @@ from raftq.node.http.listener import HttpListener
 from raftq.node.http.openapi import openapi_document
 from raftq.node.http.options import HttpOptions
 from raftq.node.http.paths import PARAMETERS
-from raftq.node.http.queue_stats import QueueStats, queue_stats_routes
+from raftq.node.http.queue_stats import QueueStatsHandlers, queue_stats_routes
 from raftq.node.http.records import RecordHandlers, record_routes
-from raftq.node.http.routes import Call, Reply, Route, Router
+from raftq.node.http.routes import Call, HttpReply, Route, Router
 from raftq.node.http.settling import ReceiptHandlers, receipt_routes
 from raftq.node.http.topics import TopicHandlers, topic_routes
-from raftq.node.metrics import NodeMetrics
+from raftq.node.metrics.counters import NodeMetrics
+from raftq.node.metrics.exposition import Exposition
+from raftq.node.metrics.node_status import NodeFacts
 
 logger = logging.getLogger(__name__)
 
@@ -92,11 +92,11 @@ class HttpServer:
             *receipt_routes(ReceiptHandlers(context)),
             *delayed_routes(DelayedHandlers(context)),
             *dead_routes(DeadHandlers(context)),
-            *queue_stats_routes(QueueStats(context)),
+            *queue_stats_routes(QueueStatsHandlers(context)),
         )
 
-        async def openapi(call: Call) -> Reply:
-            return Reply(document)
+        async def openapi(call: Call) -> HttpReply:
+            return HttpReply(document)
 
         itself = Route(
             method="GET", path="/openapi.json", name="openapi", summary="This document",
@@ -171,7 +171,7 @@ class HttpServer:
             text = f"the node failed to handle the request; its log has {exchange.request_id}"
             return exchange.refuse(Refusal("INTERNAL", text, unknown=True))
 
-    async def _serve(self, exchange: "_Exchange") -> Reply:
+    async def _serve(self, exchange: "_Exchange") -> HttpReply:
         request = exchange.request
         route, parts = self._router.find(request.method, request.rel_url.raw_path)
         exchange.label = route.name
@@ -277,14 +277,14 @@ class _Exchange:
             raise Refusal("BAD_REQUEST", "a body is required")
         return decode_msgpack(body) if self._content_msgpack else decode_json(body)
 
-    def encode(self, reply: Reply) -> tuple[bytes, str]:
+    def encode(self, reply: HttpReply) -> tuple[bytes, str]:
         if reply.content_type:
             return reply.payload, reply.content_type
         if self.binary:
             return encode_msgpack(reply.payload), MSGPACK
         return encode_json(reply.payload), JSON
 
-    def answer(self, reply: Reply, body: bytes, content_type: str) -> web.Response:
+    def answer(self, reply: HttpReply, body: bytes, content_type: str) -> web.Response:
         headers = {
             "Content-Type": content_type,
             "X-Request-Id": self.request_id,
@@ -298,12 +298,12 @@ class _Exchange:
         return self.answer(reply, *self.encode(reply))
 
 
-def _refused(error: Refusal | RaftqError) -> Reply:
+def _refused(error: Refusal | RaftqError) -> HttpReply:
     headers = dict(error.headers) if isinstance(error, Refusal) else {}
     wait_s = retry_after_s(error)
     if wait_s is not None:
         headers["Retry-After"] = str(wait_s)
-    return Reply(error_body(error), status_of(error), headers=headers)
+    return HttpReply(error_body(error), status_of(error), headers=headers)
 
 
 def _too_large(most: int) -> Refusal:

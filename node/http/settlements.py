@@ -8,12 +8,12 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from raftq.client.wire.errors import AlreadySettled, LeaseForeign, LeaseLost, RaftqError
+from raftq.client.common.errors import AlreadySettled, LeaseForeign, LeaseLost, RaftqError
 from raftq.client.wire.queue_messages import DescribeQueue, ReceiptRow, Settle, SettleReply
-from raftq.node.delivery.leases import TAG_SHIFT
 from raftq.node.http.cluster_calls import ClusterCalls, error_of
-from raftq.node.http.queue_gateway import PartitionName, Settled, Settlement
-from raftq.node.http.receipts import Receipt
+from raftq.node.http.queue_gateway import PartitionName, SettleCall, Settled
+from raftq.node.http.receipts import ReceiptText
+from raftq.node.queue.core.leases import TAG_SHIFT
 
 GROUPS_MAX = 10_000
 """Whose marks are remembered."""
@@ -28,7 +28,7 @@ class Settlements:
         self._calls = calls
         self._groups: OrderedDict[tuple[PartitionName, int], list[str]] = OrderedDict()
 
-    async def settle(self, asked: Settlement) -> list[Result]:
+    async def settle(self, asked: SettleCall) -> list[Result]:
         """One result per receipt, in order."""
         together: dict[PartitionName, list[int]] = {}
         for at, receipt in enumerate(asked.receipts):
@@ -40,7 +40,7 @@ class Settlements:
         return [results[at] for at in range(len(asked.receipts))]
 
     async def _partition(
-        self, asked: Settlement, where: PartitionName, positions: list[int]
+        self, asked: SettleCall, where: PartitionName, positions: list[int]
     ) -> dict[int, Result]:
         by_groups: dict[tuple[str, ...], list[int]] = {}
         results: dict[int, Result] = {}
@@ -59,7 +59,7 @@ class Settlements:
                 results |= found
         return results
 
-    async def _candidates(self, asked: Settlement, receipt: Receipt) -> list[str]:
+    async def _candidates(self, asked: SettleCall, receipt: ReceiptText) -> list[str]:
         """The groups whose receipt it can be."""
         if asked.group is not None:
             return [asked.group]
@@ -79,7 +79,7 @@ class Settlements:
 
     async def _try(
         self,
-        asked: Settlement,
+        asked: SettleCall,
         where: PartitionName,
         groups: Sequence[str],
         positions: list[int],
@@ -102,7 +102,7 @@ class Settlements:
         return results
 
     async def _ask(
-        self, asked: Settlement, where: PartitionName, group: str, positions: list[int]
+        self, asked: SettleCall, where: PartitionName, group: str, positions: list[int]
     ) -> dict[int, Result]:
         receipts = [asked.receipts[at] for at in positions]
         rows = tuple(ReceiptRow(one.nonce, one.offset, one.offset + 1) for one in receipts)

@@ -7,7 +7,7 @@ answered with a result each; the status is that of the first error when none suc
 from collections.abc import Callable
 from typing import Any
 
-from raftq.client.wire.errors import RaftqError
+from raftq.client.common.errors import RaftqError
 from raftq.node.http.context import Context
 from raftq.node.http.errors import error_body, retry_after_s, status_of
 from raftq.node.http.fields import (
@@ -25,9 +25,9 @@ from raftq.node.http.fields import (
 from raftq.node.http.groups import LEASE_MS_MAX, MEMBER
 from raftq.node.http.kinds import Duration, Listed, Schema, Text, or_null
 from raftq.node.http.paths import GROUP
-from raftq.node.http.queue_gateway import Settled, Settlement, Verb
-from raftq.node.http.receipts import Receipt, ReceiptHandle
-from raftq.node.http.routes import Call, Handler, Reply, Route
+from raftq.node.http.queue_gateway import SettleCall, Settled, Verb
+from raftq.node.http.receipts import ReceiptHandle, ReceiptText
+from raftq.node.http.routes import Call, Handler, HttpReply, Route
 from raftq.node.http.values import format_time
 
 RECEIPTS_MAX = 1000
@@ -49,10 +49,10 @@ _DELAY = Field(
 _REASON = Field("reason", Text(REASON_CHARACTERS_MAX))
 _TIMEOUT = Field("timeout", Duration(1, LEASE_MS_MAX), "from now on", required=True)
 
-Facts = Callable[[Receipt, Settled], dict[str, Any]]
+Facts = Callable[[ReceiptText, Settled], dict[str, Any]]
 
 
-def _acked(receipt: Receipt, settled: Settled) -> dict[str, Any]:
+def _acked(receipt: ReceiptText, settled: Settled) -> dict[str, Any]:
     return {
         "acknowledged": True,
         "committed_offset": settled.settled_offset,
@@ -60,7 +60,7 @@ def _acked(receipt: Receipt, settled: Settled) -> dict[str, Any]:
     }
 
 
-def _nacked(receipt: Receipt, settled: Settled) -> dict[str, Any]:
+def _nacked(receipt: ReceiptText, settled: Settled) -> dict[str, Any]:
     return {
         "action": "dlq" if settled.dead else "requeued",
         "delivery_count": receipt.attempt,
@@ -68,7 +68,7 @@ def _nacked(receipt: Receipt, settled: Settled) -> dict[str, Any]:
     }
 
 
-def _rejected(receipt: Receipt, settled: Settled) -> dict[str, Any]:
+def _rejected(receipt: ReceiptText, settled: Settled) -> dict[str, Any]:
     return {
         "action": "dlq" if settled.dead else "requeued",
         "delivery_count": receipt.attempt,
@@ -76,7 +76,7 @@ def _rejected(receipt: Receipt, settled: Settled) -> dict[str, Any]:
     }
 
 
-def _extended(receipt: Receipt, settled: Settled) -> dict[str, Any]:
+def _extended(receipt: ReceiptText, settled: Settled) -> dict[str, Any]:
     return {
         "extended": True,
         "delivery_count": receipt.attempt,
@@ -99,14 +99,14 @@ class ReceiptHandlers:
         self._topics = context.topics
 
     def settle(self, verb: Verb, facts: Facts) -> Handler:
-        async def handler(call: Call) -> Reply:
+        async def handler(call: Call) -> HttpReply:
             body = call.body
-            one: Receipt | None = body["receipt_handle"]
+            one: ReceiptText | None = body["receipt_handle"]
             receipts = body["receipt_handles"] if one is None else [one]
             delay_ms = body.get("timeout") if verb == "extend" else body.get("delay")
             for topic in dict.fromkeys(receipt.topic for receipt in receipts):
                 await self._topics.by_name(topic)
-            settlement = Settlement(
+            settlement = SettleCall(
                 verb=verb,
                 receipts=receipts,
                 group=call.path.get("group") or body.get("group"),
@@ -117,13 +117,15 @@ class ReceiptHandlers:
             if one is not None:
                 if isinstance(results[0], RaftqError):
                     raise results[0]
-                return Reply(facts(one, results[0]))
+                return HttpReply(facts(one, results[0]))
             return _several(receipts, results, facts)
 
         return handler
 
 
-def _several(receipts: list[Receipt], results: list[Settled | RaftqError], facts: Facts) -> Reply:
+def _several(
+    receipts: list[ReceiptText], results: list[Settled | RaftqError], facts: Facts
+) -> HttpReply:
     written: list[dict[str, Any]] = []
     failed: list[RaftqError] = []
     for receipt, result in zip(receipts, results, strict=True):
@@ -134,9 +136,9 @@ def _several(receipts: list[Receipt], results: list[Settled | RaftqError], facts
             told = facts(receipt, result)
         written.append({"receipt_handle": receipt.show(), **told})
     if len(failed) < len(results):
-        return Reply({"results": written})
+        return HttpReply({"results": written})
     first = failed[0]
-    reply = Reply({**error_body(first), "results": written}, status_of(first))
+    reply = HttpReply({**error_body(first), "results": written}, status_of(first))
     if (wait_s := retry_after_s(first)) is not None:
         reply.headers["Retry-After"] = str(wait_s)
     return reply

@@ -7,9 +7,9 @@ repeated without a commit brings the same records, at whichever node.
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from raftq.client.offsets import read_stored
+from raftq.client.common.errors import OffsetOutOfRange, RaftqError
+from raftq.client.consumer.stored_offsets import read_stored
 from raftq.client.options import Address
-from raftq.client.wire.errors import OffsetOutOfRange, RaftqError
 from raftq.client.wire.messages import Fetch, FetchPartition
 from raftq.client.wire.queue_messages import (
     ReadOffset,
@@ -84,8 +84,8 @@ class Streams:
         loop = asyncio.get_running_loop()
         leaders = await self._calls.by_leader(ends)
         parked = [
-            loop.create_task(self._park(address, led, ends, wait_ms))
-            for address, led in leaders.items()
+            loop.create_task(self._park(address, leadership, ends, wait_ms))
+            for address, leadership in leaders.items()
         ]
         try:
             await asyncio.wait(parked, return_when=asyncio.FIRST_COMPLETED)
@@ -96,15 +96,15 @@ class Streams:
     async def _park(
         self,
         address: Address,
-        led: Sequence[PartitionName],
+        leadership: Sequence[PartitionName],
         ends: Mapping[PartitionName, int],
         wait_ms: int,
     ) -> None:
-        wanted = tuple(FetchPartition(*name, ends[name], 1) for name in led)
+        wanted = tuple(FetchPartition(*name, ends[name], 1) for name in leadership)
         try:
             await self._calls.request(address, Fetch(wanted, wait_ms), wait_ms / 1000 + ANSWER_S)
         except RaftqError as error:
-            for name in led:
+            for name in leadership:
                 self._calls.learn(name, error)
 
 

@@ -6,11 +6,11 @@ whoever wants more calls again, as letters that are done do not come up any more
 
 import asyncio
 
-from raftq.client.records import Fetched, to_records
-from raftq.client.tasks import pause
+from raftq.client.common.tasks import sleep
+from raftq.client.consumer.records import Fetched, to_records
 from raftq.client.wire.batch import Batch
 from raftq.client.wire.queue_messages import DeadLetters, DeadLettersReply
-from raftq.cluster.state import TopicState
+from raftq.cluster.metadata.state import TopicState
 from raftq.node.http.cluster_calls import ClusterCalls
 from raftq.node.http.gateway import Readable
 from raftq.node.http.queue_gateway import Cursor, Filter, Letters, Swept
@@ -80,7 +80,7 @@ class Sweeps:
             if loop.time() - began + max(ahead_s, 0.0) > SWEEP_S:
                 break
             if ahead_s > 0 and at is not None:
-                await pause(ahead_s)
+                await sleep(ahead_s)
         return Swept(count, at is None)
 
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from raftq.client.wire.errors import Detail
-from raftq.cluster.state import ClusterState, PartitionState
-from raftq.cluster.topic_config import CHOICES, NUMBERS, REPLICATION_MAX
+from raftq.client.common.errors import Detail
+from raftq.cluster.metadata.state import ClusterState, PartitionState
+from raftq.cluster.metadata.topic_config import CHOICES, NUMBERS, REPLICATION_MAX
 from raftq.node.http.context import Context
 from raftq.node.http.errors import invalid
 from raftq.node.http.fields import (
@@ -20,7 +20,7 @@ from raftq.node.http.fields import (
 )
 from raftq.node.http.kinds import Choice, Limit, Named, Number, Schema, Whole, or_null
 from raftq.node.http.paths import NEW_TOPIC
-from raftq.node.http.routes import Call, Reply, Route
+from raftq.node.http.routes import Call, HttpReply, Route
 
 HOUR_MS = 3_600_000
 PARTITIONS_DEFAULT = 3
@@ -73,25 +73,25 @@ class TopicHandlers:
         self._gateway = context.gateway
         self._topics = context.topics
 
-    async def create(self, call: Call) -> Reply:
+    async def create(self, call: Call) -> HttpReply:
         body = call.body
         name = body["name"]
         config = _config(body)
         partitions = body["num_partitions"] or PARTITIONS_DEFAULT
         replication = body["replication_factor"] or 0
         made = await self._gateway.create_topic(name, partitions, replication, config)
-        return Reply({"name": name, "partitions": made, "created": True}, 201)
+        return HttpReply({"name": name, "partitions": made, "created": True}, 201)
 
-    async def list_all(self, call: Call) -> Reply:
+    async def list_all(self, call: Call) -> HttpReply:
         names = sorted(self._facts.metadata.state.topics)
-        return Reply({"topics": [one for one in names if not one.startswith(INTERNAL_PREFIX)]})
+        return HttpReply({"topics": [one for one in names if not one.startswith(INTERNAL_PREFIX)]})
 
-    async def describe(self, call: Call) -> Reply:
+    async def describe(self, call: Call) -> HttpReply:
         topic = await self._topics.get(call)
         offsets = await self._gateway.offsets(topic.name)
         known = [offsets.get(at) for at in range(len(topic.partitions))]
         sizes = [one.size_bytes for one in self._facts.replicas() if one.topic_id == topic.topic_id]
-        return Reply(
+        return HttpReply(
             {
                 "name": topic.name,
                 "partitions": len(topic.partitions),
@@ -109,17 +109,17 @@ class TopicHandlers:
             }
         )
 
-    async def delete(self, call: Call) -> Reply:
+    async def delete(self, call: Call) -> HttpReply:
         name = call.path["topic"]
         await self._gateway.delete_topic(name)
-        return Reply({"deleted": True, "name": name})
+        return HttpReply({"deleted": True, "name": name})
 
-    async def add_partitions(self, call: Call) -> Reply:
+    async def add_partitions(self, call: Call) -> HttpReply:
         total = call.body["count"] or call.body["partitions"]
         topic = await self._topics.get(call)
         before = len(topic.partitions)
         after = await self._gateway.add_partitions(topic.name, total)
-        return Reply(
+        return HttpReply(
             {
                 "success": True,
                 "topic_name": topic.name,
@@ -129,26 +129,26 @@ class TopicHandlers:
             }
         )
 
-    async def reassignment(self, call: Call) -> Reply:
+    async def reassignment(self, call: Call) -> HttpReply:
         """The partitions that are on their way to other nodes."""
         moves = [
             {"topic": topic.name, "partition": number, **_replicas(one)}
             for topic, number, one in self._facts.metadata.state.all_partitions()
             if one.target is not None
         ]
-        return Reply({"moves": moves[:MOVES_MAX], "count": len(moves)})
+        return HttpReply({"moves": moves[:MOVES_MAX], "count": len(moves)})
 
-    async def keys(self, call: Call) -> Reply:
-        return Reply({"keys": [], "enabled": False})
+    async def keys(self, call: Call) -> HttpReply:
+        return HttpReply({"keys": [], "enabled": False})
 
-    async def acls(self, call: Call) -> Reply:
-        return Reply({"acls": [], "enabled": False})
+    async def acls(self, call: Call) -> HttpReply:
+        return HttpReply({"acls": [], "enabled": False})
 
-    async def cluster(self, call: Call) -> Reply:
+    async def cluster(self, call: Call) -> HttpReply:
         metadata = self._facts.metadata
         state = metadata.state
         summary = state.summary()
-        return Reply(
+        return HttpReply(
             {
                 "cluster_id": self._facts.cluster_id,
                 "node_id": self._facts.node_id,

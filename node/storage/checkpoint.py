@@ -25,8 +25,8 @@ from struct import Struct
 
 from crc32c import crc32c
 
-from raftq.client.wire.errors import UnknownFormat
-from raftq.node.storage.disk import Disk, File
+from raftq.client.common.disk import Disk, File
+from raftq.client.common.errors import UnknownFormat
 
 MAGIC = b"RQCP"
 VERSION = 1

@@ -12,20 +12,20 @@ A segment with damage is left as it is, because its bytes may still be repaired.
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 
+from raftq.client.common.disk import File
+from raftq.client.common.errors import CorruptBatch
 from raftq.client.wire.batch import (
     FLAG_CONTROL,
     FLAG_HEADERS,
     FLAG_KEYS,
     FLAG_TIMESTAMPS,
     Batch,
-    Producer,
+    BatchProducer,
     decode,
     encode,
     stamp,
 )
-from raftq.client.wire.errors import CorruptBatch
 from raftq.node.storage.config import DAY_MS
-from raftq.node.storage.disk import File
 from raftq.node.storage.log import Log
 from raftq.node.storage.segment import Segment
 
@@ -193,7 +193,7 @@ def _without(batch: Batch, kept: list[int]) -> bytearray:
         lane=batch.lane,
         codec=batch.codec,
         control=bool(flags & FLAG_CONTROL),
-        producer=Producer(batch.producer_id, batch.producer_epoch, batch.base_sequence),
+        producer=BatchProducer(batch.producer_id, batch.producer_epoch, batch.base_sequence),
     )
     stamp(smaller, base, batch.epoch)
     return smaller

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from raftq.client.wire.errors import ConfigError
+from raftq.client.common.errors import ConfigError
 
 KIB = 1024
 MIB = 1024 * KIB

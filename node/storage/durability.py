@@ -16,9 +16,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from raftq.client.wire.errors import DiskFull, StorageError, StorageFailed
+from raftq.client.common.disk import File, FileClosed
+from raftq.client.common.errors import DiskFull, StorageError, StorageFailed
 from raftq.node.storage.checkpoint import Checkpoint, CheckpointFile
-from raftq.node.storage.disk import File, FileClosed
 
 _CLOSED = -1
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from raftq.client.wire.errors import RaftqError, StorageFailed
+from raftq.client.common.errors import RaftqError, StorageFailed
 from raftq.node.storage.log import Log
 from raftq.node.storage.turns import Turns
 

@@ -8,8 +8,8 @@ from struct import Struct
 
 from crc32c import crc32c
 
+from raftq.client.common.errors import UnknownFormat
 from raftq.client.wire.batch import BATCH_BYTES_MAX, HEADER_BYTES, LANE_COUNT, MAGIC, VERSION
-from raftq.client.wire.errors import UnknownFormat
 
 # magic version codec length base_offset epoch stamp_crc crc flags lane count span max_timestamp
 HEADER = Struct("<2sBBIqIIIHBxII24xq")

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from crc32c import crc32c
 
+from raftq.client.common.errors import CorruptBatch, InvalidArgument, RaftqError, TooLarge
 from raftq.client.wire.batch import (
     BATCH_BYTES_MAX,
     CODEC_NONE,
@@ -31,7 +32,6 @@ from raftq.client.wire.batch import (
     Batch,
 )
 from raftq.client.wire.columns import PAIR
-from raftq.client.wire.errors import CorruptBatch, InvalidArgument, RaftqError, TooLarge
 from raftq.client.wire.layout import COLUMN_BYTES, HEADER
 from raftq.client.wire.record import HEADERS_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from raftq.node.storage.header import FACTS_AT, STAMP_CRC, STAMP_CRC_AT

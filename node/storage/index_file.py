@@ -28,8 +28,8 @@ from struct import Struct
 
 from crc32c import crc32c
 
+from raftq.client.common.errors import CorruptFile, UnknownFormat
 from raftq.client.wire.batch import LANE_COUNT
-from raftq.client.wire.errors import CorruptFile, UnknownFormat
 from raftq.node.storage.header import DamagedRange
 from raftq.node.storage.index import LaneRuns, SegmentIndex
 
@@ -45,7 +45,7 @@ DAMAGE_REASON = "found damaged when its segment was indexed"
 
 
 @dataclass(slots=True)
-class Summary:
+class SegmentSummary:
     """What stays in memory of a sealed segment."""
 
     base_offset: int
@@ -59,8 +59,8 @@ class Summary:
     damaged: list[DamagedRange]
 
 
-def summarize(index: SegmentIndex) -> Summary:
-    return Summary(
+def summarize(index: SegmentIndex) -> SegmentSummary:
+    return SegmentSummary(
         index.base_offset,
         index.end_offset,
         index.size,
@@ -115,7 +115,7 @@ def head_length(data: bytes, path: str) -> int:
     return int(length)
 
 
-def decode_head(head: bytes, path: str, log_path: str) -> Summary:
+def decode_head(head: bytes, path: str, log_path: str) -> SegmentSummary:
     """The checked head; `head` is exactly the bytes that `head_length` announced."""
     _, version, flags, length, crc, _, _ = _FIXED.unpack_from(head)
     if length != len(head) or _head_crc(head) != crc:
@@ -137,7 +137,7 @@ def decode_head(head: bytes, path: str, log_path: str) -> Summary:
         start, stop, position, end_position = rest[at : at + 4]
         ranges.append(DamagedRange(start, stop, log_path, position, end_position, DAMAGE_REASON))
     lanes = bool(flags & FLAG_LANES)
-    return Summary(base, end, size, first_time, max_time, lanes, records, pairs, ranges)
+    return SegmentSummary(base, end, size, first_time, max_time, lanes, records, pairs, ranges)
 
 
 def decode_index(data: bytes, path: str, log_path: str, interval: int) -> SegmentIndex:

@@ -19,10 +19,11 @@ from functools import partial
 
 from crc32c import crc32c
 
-from raftq.client.wire.batch import FLAG_OFFSET_DELTAS, Batch, Buffer
-from raftq.client.wire.errors import DiskFull, StorageError, StorageFailed
+from raftq.client.common.disk import Disk, File
+from raftq.client.common.errors import DiskFull, StorageError, StorageFailed
+from raftq.client.common.types import Buffer
+from raftq.client.wire.batch import FLAG_OFFSET_DELTAS, Batch
 from raftq.node.storage.config import LogConfig
-from raftq.node.storage.disk import Disk, File
 from raftq.node.storage.durability import Durability, Head, SyncTicket
 from raftq.node.storage.epochs import last_epoch
 from raftq.node.storage.header import (
@@ -37,7 +38,7 @@ from raftq.node.storage.header import (
 from raftq.node.storage.index import SegmentIndex
 from raftq.node.storage.page_cache import PageCache
 from raftq.node.storage.readable import NO_EPOCH, ReadableLog
-from raftq.node.storage.reader import Reader
+from raftq.node.storage.reader import SegmentReader
 from raftq.node.storage.recovery import Recovered, RecoveryReport, recover
 from raftq.node.storage.repair import repair_damage
 from raftq.node.storage.retention import segments_to_drop
@@ -72,7 +73,7 @@ class Log(ReadableLog):
         self.directory = directory
         self.segments = recovered.segments
         self.recovered: RecoveryReport = recovered.report
-        self._reader = Reader(self.segments, recovered.gaps)
+        self._reader = SegmentReader(self.segments, recovered.gaps)
         self._page_cache = PageCache(config, self.segments)
         self._scrub = ScrubState()
         self._generation = 0

@@ -7,14 +7,14 @@ before the log goes on. So an owner calls `load_newest` and `rebuild` whenever i
 truncated its log, and before it resets one it removes all of them with `remove_above(-1)`.
 """
 
-from raftq.client.wire.errors import (
+from raftq.client.common.disk import Disk
+from raftq.client.common.errors import (
     CorruptBatch,
     CorruptFile,
     DiskFull,
     StorageFailed,
     UnknownFormat,
 )
-from raftq.node.storage.disk import Disk
 from raftq.node.storage.log import Log
 from raftq.node.storage.producers import BYTES_MAX, PRODUCERS_MAX, Producers
 from raftq.node.storage.segment import replace_unsynced

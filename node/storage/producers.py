@@ -24,7 +24,12 @@ from struct import Struct
 
 from crc32c import crc32c
 
-from raftq.client.wire.errors import CorruptFile, FencedProducer, OutOfOrderSequence, UnknownFormat
+from raftq.client.common.errors import (
+    CorruptFile,
+    FencedProducer,
+    OutOfOrderSequence,
+    UnknownFormat,
+)
 from raftq.node.storage.config import DAY_MS
 
 WINDOW = 5

@@ -8,14 +8,14 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from operator import itemgetter
 
+from raftq.client.common.errors import CorruptBatch, OffsetOutOfRange
 from raftq.client.wire.batch import Batch, decode
-from raftq.client.wire.errors import CorruptBatch, OffsetOutOfRange
 from raftq.node.storage.durability import Durability
 from raftq.node.storage.epochs import epoch_starts
 from raftq.node.storage.header import DamagedRange
 from raftq.node.storage.index import SegmentIndex
 from raftq.node.storage.page_cache import PageCache
-from raftq.node.storage.reader import Reader
+from raftq.node.storage.reader import SegmentReader
 from raftq.node.storage.segment import Segment, Segments
 
 NO_EPOCH = -1
@@ -43,7 +43,7 @@ class ReadableLog:
     _epoch_starts: list[tuple[int, int]] | None
     _index: SegmentIndex
     _page_cache: PageCache
-    _reader: Reader
+    _reader: SegmentReader
     directory: str
     end_offset: int
     # Of the newest batch that the files still tell of, also when it lies below the start.

@@ -7,9 +7,9 @@ CorruptBatch from then on; everything around it stays readable.
 
 from crc32c import crc32c
 
+from raftq.client.common.disk import File
+from raftq.client.common.errors import CorruptBatch
 from raftq.client.wire.batch import HEADER_BYTES, MAGIC, VERSION, Batch, decode
-from raftq.client.wire.errors import CorruptBatch
-from raftq.node.storage.disk import File
 from raftq.node.storage.header import HEADER, STAMP_CRC_AT, DamagedRange
 from raftq.node.storage.index import SegmentIndex
 from raftq.node.storage.scan import scan
@@ -18,7 +18,7 @@ from raftq.node.storage.segment import Segment, Segments
 _WALK_BYTES = 64 * 1024
 
 
-class Reader:
+class SegmentReader:
     """Lookups over segments; `gaps` are offsets between segments that no file holds."""
 
     __slots__ = ("gaps", "segments")

@@ -17,18 +17,19 @@ one that cannot have another history.
 
 from dataclasses import replace
 
-from raftq.client.wire.batch import HEADER_BYTES, Buffer
-from raftq.client.wire.errors import CorruptBatch, InvalidArgument
+from raftq.client.common.errors import CorruptBatch, InvalidArgument
+from raftq.client.common.types import Buffer
+from raftq.client.wire.batch import HEADER_BYTES
 from raftq.node.storage.epochs import epoch_starts
 from raftq.node.storage.header import DamagedRange, read_front
 from raftq.node.storage.index import SegmentIndex
-from raftq.node.storage.reader import Reader
+from raftq.node.storage.reader import SegmentReader
 from raftq.node.storage.scan import scan
 from raftq.node.storage.segment import Segment, Segments
 from raftq.node.storage.stamped import check_stamped
 
 
-def repair_damage(segments: Segments, reader: Reader, offset: int, batches: Buffer) -> None:
+def repair_damage(segments: Segments, reader: SegmentReader, offset: int, batches: Buffer) -> None:
     """See `Log.repair`."""
     damage = reader.damage_at(offset)
     if damage is None:
@@ -66,7 +67,7 @@ def repair_damage(segments: Segments, reader: Reader, offset: int, batches: Buff
 
 
 def _check(
-    segments: Segments, reader: Reader, damage: DamagedRange, view: memoryview, first: int
+    segments: Segments, reader: SegmentReader, damage: DamagedRange, view: memoryview, first: int
 ) -> int:
     """Where the batches end: good ones from offset `first` on, in the epochs that belong there."""
     epochs = epoch_starts(segments, 0)
@@ -100,7 +101,7 @@ def _in_force(epochs: list[tuple[int, int]], offset: int) -> tuple[int, int]:
     return found
 
 
-def _fill(segments: Segments, reader: Reader, gap: DamagedRange, view: memoryview) -> None:
+def _fill(segments: Segments, reader: SegmentReader, gap: DamagedRange, view: memoryview) -> None:
     """Put a segment with these batches at the front of a gap."""
     first = _first_offset(segments, gap, view)
     end = _check(segments, reader, gap, view, first)

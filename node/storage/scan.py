@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
+from raftq.client.common.disk import File
+from raftq.client.common.errors import CorruptBatch
 from raftq.client.wire.batch import (
     BATCH_BYTES_MAX,
     FLAG_OFFSET_DELTAS,
@@ -16,8 +18,6 @@ from raftq.client.wire.batch import (
     VERSION,
     Batch,
 )
-from raftq.client.wire.errors import CorruptBatch
-from raftq.node.storage.disk import File
 from raftq.node.storage.header import (
     FACTS_AT,
     HEADER,
@@ -34,7 +34,7 @@ _NEEDLE = MAGIC + bytes([VERSION])
 
 
 @dataclass(slots=True)
-class Tail:
+class TornTail:
     """Where good batches end: bytes from `position` on hold nothing readable."""
 
     position: int
@@ -43,7 +43,7 @@ class Tail:
 
 def scan(
     file: File, path: str, index: SegmentIndex, end: int, bytes_max: int | None = None
-) -> Tail | None:
+) -> TornTail | None:
     """Add every batch between `index.size` and byte `end` to the index.
 
     Damage that a good batch follows is added as such. What no good batch follows is returned, for
@@ -57,7 +57,7 @@ def scan(
             return None
         found = resync(file, index.size, end, index.end_offset)
         if found is None:
-            return Tail(index.size, reason)
+            return TornTail(index.size, reason)
         position, base = found
         start = index.end_offset
         index.add_damage(DamagedRange(start, base, path, index.size, position, reason))

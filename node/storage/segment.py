@@ -9,15 +9,16 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 
-from raftq.client.wire.batch import LANE_COUNT, Buffer
-from raftq.client.wire.errors import CorruptFile, DiskFull, StorageFailed
+from raftq.client.common.disk import Disk, File
+from raftq.client.common.errors import CorruptFile, DiskFull, StorageFailed
+from raftq.client.common.types import Buffer
+from raftq.client.wire.batch import LANE_COUNT
 from raftq.node.storage.config import LogConfig
-from raftq.node.storage.disk import Disk, File
 from raftq.node.storage.header import DamagedRange
 from raftq.node.storage.index import SegmentIndex
 from raftq.node.storage.index_file import (
     HEAD_BYTES_MIN,
-    Summary,
+    SegmentSummary,
     decode_head,
     decode_index,
     encode_index,
@@ -38,7 +39,9 @@ class Segment:
 
     __slots__ = ("base_offset", "facts", "index_path", "path", "removed")
 
-    def __init__(self, directory: str, base_offset: int, facts: SegmentIndex | Summary) -> None:
+    def __init__(
+        self, directory: str, base_offset: int, facts: SegmentIndex | SegmentSummary
+    ) -> None:
         self.base_offset = base_offset
         self.path = f"{directory}/{base_offset:020d}.log"
         self.index_path = f"{directory}/{base_offset:020d}.index"
@@ -46,7 +49,7 @@ class Segment:
         self.removed = False
 
 
-def read_summary(disk: Disk, segment: Segment, with_lanes: bool) -> Summary:
+def read_summary(disk: Disk, segment: Segment, with_lanes: bool) -> SegmentSummary:
     """The head of the segment's index file; CorruptFile unless it fits the segment."""
     if not disk.exists(segment.index_path):
         raise CorruptFile(f"{segment.index_path} is missing")
@@ -219,7 +222,7 @@ class Segments:
         if len(self._indexes) > INDEXES_MAX:
             self._indexes.popitem(last=False)
 
-    def _load(self, segment: Segment, summary: Summary) -> SegmentIndex:
+    def _load(self, segment: Segment, summary: SegmentSummary) -> SegmentIndex:
         interval = self.config.index_interval_bytes
         try:
             data = self._disk.read_file(segment.index_path, INDEX_BYTES_MAX)

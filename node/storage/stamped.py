@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from raftq.client.common.errors import CorruptBatch
+from raftq.client.common.types import Buffer
 from raftq.client.wire.batch import (
     BATCH_BYTES_MAX,
     FLAG_CONTROL,
@@ -20,9 +22,7 @@ from raftq.client.wire.batch import (
     MAGIC,
     VERSION,
     Batch,
-    Buffer,
 )
-from raftq.client.wire.errors import CorruptBatch
 from raftq.client.wire.layout import OFFSET_MAX
 from raftq.node.storage.header import FACTS_AT, STAMP_CRC_AT, facts_make_sense
 

@@ -8,7 +8,7 @@ import asyncio
 from contextlib import suppress
 from typing import Protocol
 
-from raftq.client.wire.errors import RaftqError, StorageFailed
+from raftq.client.common.errors import RaftqError, StorageFailed
 from raftq.node.storage.flusher import Callback, OnFailure, Targets, missed, run_sync
 from raftq.node.storage.log import Log
 

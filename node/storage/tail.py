@@ -4,8 +4,8 @@ No crash takes bytes that were durable. Where they are gone all the same, a file
 or removed, and what was appended after them is gone as well: nobody can tell how much that was.
 """
 
+from raftq.client.common.disk import Disk
 from raftq.node.storage.checkpoint import newest_slot
-from raftq.node.storage.disk import Disk
 
 
 def has_lost_its_end(disk: Disk, directory: str) -> bool:

@@ -19,12 +19,12 @@ _YIELDS_MAX = 50
 class Turns(Generic[T]):
     """`serve` is called with the items of one group at a time; it should not raise."""
 
-    __slots__ = ("_led", "_lock", "_places", "_serve", "_size")
+    __slots__ = ("_leadership", "_lock", "_places", "_serve", "_size")
 
     def __init__(self, serve: Callable[[list[T]], None]) -> None:
         self._serve = serve
         self._lock = threading.Lock()
-        self._led = False
+        self._leadership = False
         self._size = 1
         self._places: list[_Place[T]] = []
 
@@ -32,11 +32,11 @@ class Turns(Generic[T]):
         """Return once a group that holds the item was served."""
         own = _Place(item)
         with self._lock:
-            if self._led:
+            if self._leadership:
                 own.woken.acquire()
                 self._places.append(own)
             else:
-                self._led = own.leads = True
+                self._leadership = own.leads = True
         if not own.leads:
             own.woken.acquire()
         if own.leads:
@@ -56,7 +56,7 @@ class Turns(Generic[T]):
         finally:
             with self._lock:
                 following = self._places.pop(0) if self._places else None
-                self._led = following is not None
+                self._leadership = following is not None
             if following is not None:
                 # First, so that the next group is under way while this one gets on.
                 following.leads = True

@@ -20,11 +20,11 @@ from raftq.chaos.faults.disk import BadDisk, PowerCut
 from raftq.chaos.faults.files import BitFlip
 from raftq.chaos.faults.network import Isolate
 from raftq.chaos.faults.streams import Slicer
+from raftq.chaos.harness.local_ports import free_ports
+from raftq.chaos.harness.world import ProxiedCluster
 from raftq.chaos.toxiproxy import HOST, MISSING, Toxiproxy, find_toxiproxy
 from raftq.chaos.world import CLOCK, TOXIPROXY, World
-from raftq.client.wire.errors import ConfigError, InvalidArgument, RaftqError, UnknownTopic
-from raftq.node.chaos_world import ProxiedCluster
-from raftq.node.local_ports import free_ports
+from raftq.client.common.errors import ConfigError, InvalidArgument, RaftqError, UnknownTopic
 
 TOPIC = "t"
 PAIR = (1, 2)
@@ -198,7 +198,7 @@ def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> Non
         "from functools import partial\n"
         "from pathlib import Path\n"
         "from raftq.chaos.toxiproxy import HOST, Toxiproxy, find_toxiproxy\n"
-        "from raftq.node.local_ports import free_ports\n"
+        "from raftq.chaos.harness.local_ports import free_ports\n"
         "one = Toxiproxy(find_toxiproxy(), Path(sys.argv[1]), partial(free_ports, HOST))\n"
         "print(one._process.pid, flush=True)\n"
         "time.sleep(60)\n"
@@ -371,13 +371,13 @@ def test_an_operator_of_real_nodes_changes_topics_and_sees_it_at_once(tmp_path: 
     with ProxiedCluster(tmp_path / "cluster", nodes=3, seed=3, proxied=False) as world:
         operator = world.operator
         operator.create(TOPIC, 2, 3)
-        within(10, lambda: all(one.leader for one in operator.places().values()))
-        assert set(operator.places()) == {(TOPIC, 0), (TOPIC, 1)}
-        before = operator.places()[TOPIC, 0]
-        within(10, lambda: set(operator.places()[TOPIC, 0].isr) == {1, 2, 3})
+        within(10, lambda: all(one.leader for one in operator.partition_keys().values()))
+        assert set(operator.partition_keys()) == {(TOPIC, 0), (TOPIC, 1)}
+        before = operator.partition_keys()[TOPIC, 0]
+        within(10, lambda: set(operator.partition_keys()[TOPIC, 0].isr) == {1, 2, 3})
 
         MoveAway(TOPIC, back=False).inject(world)
-        after = operator.places()[TOPIC, 0]
+        after = operator.partition_keys()[TOPIC, 0]
         assert before.leader not in after.replicas
         assert set(after.isr) == set(after.replicas) == {1, 2, 3} - {before.leader}
 
@@ -392,8 +392,8 @@ def test_an_operator_of_real_nodes_changes_topics_and_sees_it_at_once(tmp_path: 
         operator.alter(TOPIC, {"fsync": "always"})
         assert operator.settings(TOPIC)["fsync"] == "always"
         operator.grow(TOPIC, 3)
-        assert len(operator.places()) == 3
+        assert len(operator.partition_keys()) == 3
         operator.delete(TOPIC)
-        assert not operator.places()
+        assert not operator.partition_keys()
         with pytest.raises(UnknownTopic):
             operator.settings(TOPIC)

@@ -12,20 +12,20 @@ import pytest
 
 from raftq import aio
 from raftq.chaos.checkers import judge
+from raftq.chaos.harness.local_cluster import DISTURBED_COMMAND, LocalCluster
+from raftq.chaos.harness.sabotage import SABOTAGES, VARIABLE, break_promises
 from raftq.chaos.history import Final, History
 from raftq.chaos.scene import NotDrained, Scene
 from raftq.chaos.workloads.appends import Appends
-from raftq.chaos.workloads.delays import Delays
-from raftq.chaos.workloads.queues import Queues
-from raftq.client.tasks import pause
-from raftq.client.wire.errors import ConfigError
-from raftq.node.local_cluster import LocalCluster
-from raftq.node.sabotage import SABOTAGES, VARIABLE, break_promises
+from raftq.chaos.workloads.delays import DelayWorkload
+from raftq.chaos.workloads.queues import QueueWorkload
+from raftq.client.common.errors import ConfigError
+from raftq.client.common.tasks import sleep
 
 logger = logging.getLogger(__name__)
 
 NOT_DRAINED = "not drained"
-Load = Appends | Queues | Delays
+Load = Appends | QueueWorkload | DelayWorkload
 Drama = Callable[[LocalCluster, str], Awaitable[None]]
 
 
@@ -47,7 +47,7 @@ def kinds(directory: Path, sabotage: str, load: Load, *dramas: Drama) -> set[str
         await load.prepare(scene)
         async with asyncio.TaskGroup() as group:
             group.create_task(load.run(scene))
-            await pause(1.5)
+            await sleep(1.5)
             for drama in dramas:
                 await drama(cluster, load.topic)
             scene.stopping.set()
@@ -75,12 +75,12 @@ async def replicas_of(cluster: LocalCluster, topic: str) -> tuple[int, list[int]
             (one, *_) = (await admin.describe_topic(topic)).partitions
             if one.leader is not None and len(one.isr) == 3:
                 return one.leader, [node for node in one.replicas if node != one.leader]
-            await pause(0.1)
+            await sleep(0.1)
 
 
 async def restart(cluster: LocalCluster, node: int) -> None:
     await asyncio.to_thread(cluster.restart, node)
-    await pause(1.0)
+    await sleep(1.0)
 
 
 async def leader_dies_alone(cluster: LocalCluster, topic: str) -> None:
@@ -88,11 +88,11 @@ async def leader_dies_alone(cluster: LocalCluster, topic: str) -> None:
     leader, followers = await replicas_of(cluster, topic)
     for node in followers:
         cluster.pause(node)
-    await pause(0.7)
+    await sleep(0.7)
     cluster.kill(leader)
     for node in followers:
         cluster.resume(node)
-    await pause(4.0)  # the new leader writes more than the old one had alone
+    await sleep(4.0)  # the new leader writes more than the old one had alone
     await restart(cluster, leader)
 
 
@@ -100,17 +100,17 @@ async def leader_dies_before_it_answers(cluster: LocalCluster, topic: str) -> No
     """One follower stands still, so that nothing is acknowledged that the other has already."""
     leader, (_, late) = await replicas_of(cluster, topic)
     cluster.pause(late)
-    await pause(0.7)
+    await sleep(0.7)
     cluster.kill(leader)
     cluster.resume(late)
-    await pause(2.0)
+    await sleep(2.0)
     await restart(cluster, leader)
 
 
 async def leader_dies(cluster: LocalCluster, topic: str) -> None:
     leader, _ = await replicas_of(cluster, topic)
     cluster.kill(leader)
-    await pause(2.0)
+    await sleep(2.0)
     await restart(cluster, leader)
 
 
@@ -131,7 +131,7 @@ def flip(directory: Path, pattern: str, text: bytes) -> None:
 
 
 async def nothing_happens(cluster: LocalCluster, topic: str) -> None:
-    await pause(3.0)
+    await sleep(3.0)
 
 
 # What is found.
@@ -161,13 +161,13 @@ def test_what_producers_sent_is_forgotten_on_failover(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_ledger_is_dropped_on_failover(tmp_path: Path) -> None:
-    load = Queues(partitions=1, deaths_per_minute=0.0)
+    load = QueueWorkload(partitions=1, deaths_per_minute=0.0)
     assert "redelivered" in kinds(tmp_path, "drop-ledger-on-failover", load, leader_dies)
 
 
 @pytest.mark.full
 def test_records_come_a_tick_too_early(tmp_path: Path) -> None:
-    load = Delays(partitions=1, delay_s_max=2.0, per_second=60.0)
+    load = DelayWorkload(partitions=1, delay_s_max=2.0, per_second=60.0)
     assert "early" in kinds(tmp_path, "deliver-early", load, nothing_happens)
 
 
@@ -192,7 +192,9 @@ def test_a_promise_that_nobody_made_cannot_be_broken() -> None:
 
 
 def test_a_broken_node_says_so_loudly(tmp_path: Path) -> None:
-    with LocalCluster(tmp_path / "cluster", nodes=1, env={VARIABLE: ",".join(SABOTAGES)}) as made:
+    env = {VARIABLE: ",".join(SABOTAGES)}
+    where = tmp_path / "cluster"
+    with LocalCluster(where, nodes=1, env=env, command=DISTURBED_COMMAND) as made:
         log = Path(made.files.log(1)).read_text()
     for name in SABOTAGES:
         assert f"event=sabotaged promise={name}" in log

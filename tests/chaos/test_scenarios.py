@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from raftq.chaos.harness.runs import possible, run_one
 from raftq.chaos.scenarios import SCENARIOS
-from raftq.node.chaos_runs import possible, run_one
 
 CHOSEN = (
     "isolate-leader",

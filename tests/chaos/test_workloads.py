@@ -10,15 +10,15 @@ from random import Random
 import pytest
 
 from raftq.chaos.checkers import judge
+from raftq.chaos.harness.local_cluster import LocalCluster
 from raftq.chaos.history import Final, History, Publish, Receive, Sighting
 from raftq.chaos.scene import NotDrained, Scene, Workload
 from raftq.chaos.workloads.appends import Appends
 from raftq.chaos.workloads.changes import Changes
-from raftq.chaos.workloads.delays import Delays
-from raftq.chaos.workloads.queues import Queues
-from raftq.chaos.workloads.streams import Streams
-from raftq.client.tasks import pause
-from raftq.node.local_cluster import LocalCluster
+from raftq.chaos.workloads.delays import DelayWorkload
+from raftq.chaos.workloads.queues import QueueWorkload
+from raftq.chaos.workloads.streams import StreamWorkload
+from raftq.client.common.tasks import sleep
 
 Faults = Callable[[LocalCluster], Awaitable[None]]
 
@@ -64,17 +64,17 @@ def play(cluster: LocalCluster, faults: Faults, *workloads: Workload) -> tuple[S
 
 async def kill_and_pause(cluster: LocalCluster) -> None:
     """Each node once, one of them with a pause: some of them lead."""
-    await pause(1.5)
+    await sleep(1.5)
     for node, is_killed in ((1, True), (2, False), (3, True)):
         if is_killed:
             cluster.kill(node)
-            await pause(0.5)
+            await sleep(0.5)
             await asyncio.to_thread(cluster.restart, node)
         else:
             cluster.pause(node)
-            await pause(2.5)
+            await sleep(2.5)
             cluster.resume(node)
-        await pause(1.0)
+        await sleep(1.0)
 
 
 def test_appends_survive_kills_and_pauses_and_are_read_back_from_every_node(
@@ -117,7 +117,7 @@ def test_groups_queues_delays_and_changes_survive_kills_and_pauses(cluster: Loca
     """1. All of them at once, while each node is killed or paused.
     2. Everything was done that they can do, and nothing is wrong with it.
     """
-    streams, queues, delays, changes = Streams(), Queues(), Delays(), Changes()
+    streams, queues, delays, changes = StreamWorkload(), QueueWorkload(), DelayWorkload(), Changes()
     scene, final = play(cluster, kill_and_pause, streams, queues, delays, changes)
     counts = scene.history.counts()
     for what in (
@@ -126,7 +126,7 @@ def test_groups_queues_delays_and_changes_survive_kills_and_pauses(cluster: Loca
     ):  # fmt: skip
         assert counts.get(what), counts
     assert final.letters
-    assert {strand for _, _, strand in final.copies} == {"data", "ledger", "delays"}
+    assert {partition_log for _, _, partition_log in final.copies} == {"data", "ledger", "delays"}
     assert set(final.read) == {streams.group}
     assert len(final.drained) == 2
     assert final.topics[changes.topic]
@@ -135,7 +135,7 @@ def test_groups_queues_delays_and_changes_survive_kills_and_pauses(cluster: Loca
 @pytest.mark.full
 def test_a_cluster_that_does_not_heal_is_told_in_time(cluster: LocalCluster) -> None:
     async def faults(cluster: LocalCluster) -> None:
-        await pause(0.5)
+        await sleep(0.5)
         cluster.kill(3)
 
     async def run() -> None:

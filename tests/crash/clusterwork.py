@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from raftq import aio
+from raftq.chaos.harness.local_cluster import LocalCluster
+from raftq.client.common.disk import RealDisk
+from raftq.client.common.tasks import sleep
 from raftq.client.results import Appended
-from raftq.client.tasks import pause
 from raftq.client.wire.batch import decode
-from raftq.node.local_cluster import LocalCluster
 from raftq.node.storage.config import LogConfig
-from raftq.node.storage.disk import RealDisk
 from raftq.node.storage.log import Log
 
 TOPIC = "t"
@@ -22,7 +22,7 @@ async def until(condition: Callable[[], Awaitable[bool]], within_s: float) -> No
     ends_at = loop.time() + within_s
     while not await condition():
         assert loop.time() < ends_at, "not in time"
-        await pause(0.05)
+        await sleep(0.05)
 
 
 async def all_in_sync(admin: aio.Admin, topic: str = TOPIC) -> bool:

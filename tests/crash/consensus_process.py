@@ -19,9 +19,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from raftq.client.wire.errors import RaftqError
-from raftq.cluster.consensus import Consensus
-from raftq.cluster.consensus_config import ConsensusConfig, RaftLimits, RaftTimes
+from raftq.client.common.errors import RaftqError
+from raftq.cluster.raft.config import ConsensusConfig, RaftLimits, RaftTimes
+from raftq.cluster.raft.consensus import Consensus
 
 
 class Numbers:
@@ -115,15 +115,15 @@ class Child:
         task.add_done_callback(self.tasks.discard)
 
     async def watch_leader(self) -> None:
-        led = seen = 0
+        leadership = seen = 0
         while True:
             await asyncio.sleep(0.002)
             # Role and term change one after the other, in another thread: only what is still so
             # at a second look belongs together.
             now = self.consensus.term if self.consensus.is_leader else 0
-            if now and now == seen and now != led:
-                led = now
-                say("leader", led)
+            if now and now == seen and now != leadership:
+                leadership = now
+                say("leader", leadership)
             seen = now
 
     async def run(self) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from raftq.node.embedded import Message, Queue
+from raftq.node.queue.embedded import Message, Queue
 
 LANES = ("critical", "high", "normal", "low", "background")
 

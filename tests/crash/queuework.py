@@ -13,13 +13,13 @@ from clusterwork import until
 
 from raftq import aio
 from raftq.chaos.checkers import Rules, judge
-from raftq.chaos.history import Final, History, Letter, Partition, Publish
+from raftq.chaos.harness.local_cluster import LocalCluster
+from raftq.chaos.history import DeadLetterSeen, Final, History, Partition, Publish
 from raftq.chaos.recorder import Recorder, publish
 from raftq.chaos.workers import Habits, QueueWorker
-from raftq.client.tasks import pause
-from raftq.client.wire.errors import RaftqError
+from raftq.client.common.errors import RaftqError
+from raftq.client.common.tasks import sleep
 from raftq.client.wire.queue_messages import DescribeQueue, QueueGroup
-from raftq.node.local_cluster import LocalCluster
 
 clock = time.time
 
@@ -92,7 +92,7 @@ class Stage:
         sent = []
         for number, value in enumerate(values):
             sent.append(self.spawn(self.send(value, number % len(self.places))))
-            await pause(pause_s)
+            await sleep(pause_s)
         return list(await asyncio.gather(*sent))
 
     # Faults.
@@ -113,7 +113,7 @@ class Stage:
         """kill -9 of whoever leads, and back again after a while; returns when all are in sync."""
         killed = await self.leader(place or self.places[0])
         await asyncio.to_thread(self.cluster.kill, killed)
-        await pause(down_s)
+        await sleep(down_s)
         await asyncio.to_thread(self.cluster.restart, killed)
         await until(self.is_whole, 20)
         return killed
@@ -199,10 +199,10 @@ class Stage:
         raise AssertionError(f"{len(found)} anomalies, history in {path}:\n{texts}")
 
 
-def letter_of(record: Any) -> Letter:
+def letter_of(record: Any) -> DeadLetterSeen:
     """A dead letter, from the headers it has."""
     headers = {name: value.decode() for name, value in record.headers.items()}
-    return Letter(
+    return DeadLetterSeen(
         topic=headers["x-dlq-topic"],
         partition=int(headers["x-dlq-partition"]),
         offset=int(headers["x-dlq-offset"]),

@@ -10,8 +10,8 @@ import pytest
 from clusterwork import all_in_sync, until
 
 from raftq import aio
-from raftq.client.wire.errors import FencedGeneration, LeaseLost, RequestTimeout
-from raftq.node.local_cluster import LocalCluster
+from raftq.chaos.harness.local_cluster import LocalCluster
+from raftq.client.common.errors import FencedGeneration, LeaseLost, RequestTimeout
 
 
 @pytest.fixture(scope="module")

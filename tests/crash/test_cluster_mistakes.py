@@ -22,15 +22,15 @@ from clusterwork import until
 from queuework import Stage, clock, on_stage
 
 from raftq import aio
-from raftq.chaos.history import Cancel, Delivery, Publish
+from raftq.chaos.harness.local_cluster import LocalCluster
+from raftq.chaos.history import Cancel, LeasedDelivery, Publish
 from raftq.chaos.recorder import Recorder
-from raftq.client.connection import Connection
-from raftq.client.tasks import pause
+from raftq.client.common.errors import RaftqError
+from raftq.client.common.tasks import sleep
+from raftq.client.net.connection import Connection
 from raftq.client.wire.batch import encode
-from raftq.client.wire.errors import RaftqError
 from raftq.client.wire.messages import Produce
 from raftq.client.wire.queue_messages import DescribeQueue, ListDelayed
-from raftq.node.local_cluster import LocalCluster
 
 WEIGHTS = (50, 25, 15, 7, 3)
 
@@ -43,9 +43,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 async def lease(
     recorder: Recorder, stage: Stage, count: int, within_s: float = 8.0, lease_s: float = 30.0
-) -> list[Delivery]:
+) -> list[LeasedDelivery]:
     """That many records, from whoever leads."""
-    found: list[Delivery] = []
+    found: list[LeasedDelivery] = []
     ends_at = clock() + within_s
     while len(found) < count:
         assert clock() < ends_at, f"only {len(found)} of {count} came: {found}"
@@ -53,7 +53,7 @@ async def lease(
     return found
 
 
-async def say(recorder: Recorder, given: list[Delivery], verb: str, **more: object) -> None:
+async def say(recorder: Recorder, given: list[LeasedDelivery], verb: str, **more: object) -> None:
     """Until it is answered; a leader may be killed meanwhile."""
 
     async def done() -> bool:
@@ -63,7 +63,7 @@ async def say(recorder: Recorder, given: list[Delivery], verb: str, **more: obje
     await until(done, 8)
 
 
-def numbers(given: list[Delivery]) -> list[int]:
+def numbers(given: list[LeasedDelivery]) -> list[int]:
     return sorted(int(one.value.split()[-1]) for one in given)
 
 
@@ -204,7 +204,7 @@ def test_mistake_08_a_cancelled_record_is_never_seen(cluster: LocalCluster) -> N
         sent = [await stage.send(f"v {number}", deliver_at=due) for number in range(10)]
         for one in sent[::2]:
             assert one.offset is not None
-            cancelled = await worker.cancel(one.place, one.offset, one.value)
+            cancelled = await worker.cancel(one.partition_key, one.offset, one.value)
             assert cancelled.status == "ok"
         await stage.kill_leader()
         given = await lease(worker, stage, 5)
@@ -343,14 +343,14 @@ def test_mistake_14_all_of_many_producers_and_short_delays_are_found(
             due = clock() + rng.choice((0.001, 0.004, 0.009, 0.05))
             sent = await stage.send(f"short {number}", deliver_at=due)
             if number % 3 == 0 and sent.offset is not None and sent.deliver_at:
-                await worker.cancel(sent.place, sent.offset, sent.value)
+                await worker.cancel(sent.partition_key, sent.offset, sent.value)
 
         async with asyncio.TaskGroup() as group:
             for at in range(8):
                 group.create_task(produce(f"p{at}"))
             for number in range(60):
                 group.create_task(short(number))
-        await pause(0.3)
+        await sleep(0.3)
         await stage.kill_leader()
         cancelled = sum(one.status == "ok" for one in stage.history.of(Cancel))
         given = await lease(worker, stage, 8 * 63 + 60 - cancelled)
@@ -398,8 +398,8 @@ def test_mistake_15_a_torn_ledger_does_not_keep_a_node_from_starting(
 def tear(cluster: LocalCluster, node: int, topic: str) -> None:
     """Cut the last bytes off the ledger and the data, as an interrupted write leaves them."""
     torn = 0
-    for strand in ("ledger", "data"):
-        pattern = f"node-{node}/logs/{topic}-*/0/{strand}/*.log"
+    for partition_log in ("ledger", "data"):
+        pattern = f"node-{node}/logs/{topic}-*/0/{partition_log}/*.log"
         for path in Path(cluster.files.directory).glob(pattern):
             with path.open("r+b") as file:
                 size = file.seek(0, 2)

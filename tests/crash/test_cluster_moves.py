@@ -7,8 +7,8 @@ import pytest
 from clusterwork import TOPIC, all_in_sync, produce, read_all, until
 
 from raftq import aio
-from raftq.client.wire.errors import InvalidArgument
-from raftq.node.local_cluster import LocalCluster
+from raftq.chaos.harness.local_cluster import LocalCluster
+from raftq.client.common.errors import InvalidArgument
 
 
 async def replicas(admin: aio.Admin) -> list[tuple[int, ...]]:

@@ -19,13 +19,13 @@ from clusterwork import (
 from cutproxy import CutProxies
 
 from raftq import aio
-from raftq.client.connection import Connection
+from raftq.chaos.harness.local_cluster import LocalCluster
+from raftq.chaos.harness.local_files import LocalNode
+from raftq.client.common.errors import RaftqError
+from raftq.client.net.connection import Connection
 from raftq.client.wire.batch import encode
-from raftq.client.wire.errors import RaftqError
 from raftq.client.wire.messages import Produce
 from raftq.node.config import Address
-from raftq.node.local_cluster import LocalCluster
-from raftq.node.local_files import LocalNode
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 from clusterwork import TOPIC, all_in_sync, produce, read_all, until
 
 from raftq import aio
+from raftq.chaos.harness.local_cluster import LocalCluster
+from raftq.client.common.errors import InvalidArgument
 from raftq.client.results import PartitionDescription
-from raftq.client.wire.errors import InvalidArgument
-from raftq.node.local_cluster import LocalCluster
 
 VALUES = [b"%d" % number for number in range(500)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from clusterwork import TOPIC, all_in_sync, produce, read_all, stored_bytes, until
 
 from raftq import aio
-from raftq.node.local_cluster import LocalCluster
+from raftq.chaos.harness.local_cluster import LocalCluster
 
 
 def test_a_damaged_batch_is_repaired_from_a_replica(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import pytest
 from clusterwork import TOPIC, all_in_sync, produce, read_all, until
 
 from raftq import aio
-from raftq.client.wire.errors import InternalError
+from raftq.chaos.harness.local_cluster import LocalCluster
+from raftq.chaos.harness.local_ports import free_ports
+from raftq.client.common.errors import InternalError
 from raftq.node.config import Address
-from raftq.node.local_cluster import LocalCluster
-from raftq.node.local_ports import free_ports
 
 REFUSED = "cannot be changed by editing the settings"
 

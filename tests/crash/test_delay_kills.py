@@ -8,10 +8,10 @@ from random import Random
 import pytest
 from queuework import Stage, clock, on_stage
 
+from raftq.chaos.harness.local_cluster import LocalCluster
 from raftq.chaos.history import Cancel
 from raftq.chaos.workers import ONLY_ACK
-from raftq.client.tasks import pause
-from raftq.node.local_cluster import LocalCluster
+from raftq.client.common.tasks import sleep
 
 
 @pytest.fixture
@@ -44,16 +44,16 @@ def test_delays_ends_and_lanes_hold_when_leaders_are_killed(cluster: LocalCluste
                 f"v {number}", number % 2, deliver_at=due, expires_at=ends, priority=lane
             )
             if due and regretted and sent.offset is not None:
-                await pause(rng.uniform(0, 1.0))
-                await canceller.cancel(sent.place, sent.offset, sent.value)
+                await sleep(rng.uniform(0, 1.0))
+                await canceller.cancel(sent.partition_key, sent.offset, sent.value)
 
         sending = []
         for number in range(400):
             sending.append(stage.spawn(one(number)))
-            await pause(0.005)
+            await sleep(0.005)
         for name in ("w1", "w2"):
             await stage.work(name, ONLY_ACK)
-        await pause(1.0)
+        await sleep(1.0)
         await stage.kill_leader(("work", 0), down_s=0.3)
         await stage.kill_leader(("work", 1), down_s=0.3)
         for node_id in cluster.ids:
@@ -63,7 +63,7 @@ def test_delays_ends_and_lanes_hold_when_leaders_are_killed(cluster: LocalCluste
         cluster.wait_ready()
         await asyncio.gather(*sending)
         # Draining is about what has fired, so the last one has to be due.
-        await pause(max(0.0, latest[-1] + 0.5 - clock()))
+        await sleep(max(0.0, latest[-1] + 0.5 - clock()))
         await stage.drained()
         await stage.stop_workers()
         cancelled = sum(one.status == "ok" for one in stage.history.of(Cancel))

@@ -9,13 +9,13 @@ import pytest
 from clusterwork import until
 from queuework import Stage, clock, on_stage
 
+from raftq.chaos.harness.local_cluster import LocalCluster
 from raftq.chaos.history import Final
 from raftq.chaos.members import StreamMember
 from raftq.chaos.recorder import Recorder
-from raftq.client.tasks import pause
+from raftq.client.common.tasks import sleep
 from raftq.client.wire.group_messages import GROUPS_TOPIC
-from raftq.node.coordinators import PARTITIONS, partition_of
-from raftq.node.local_cluster import LocalCluster
+from raftq.node.groups.coordinators import PARTITIONS, partition_of
 
 GROUP = "readers"
 COORDINATOR = (GROUPS_TOPIC, partition_of(GROUP, PARTITIONS))
@@ -150,7 +150,7 @@ def test_members_that_come_and_go_skip_nothing_and_never_share_a_partition(
                 await group.kill(rng.choice(list(group.members)))
             if number == 8:
                 killing = stage.spawn(stage.kill_leader(COORDINATOR, down_s=0.3))
-            await pause(rng.uniform(0.05, 0.5))
+            await sleep(rng.uniform(0.05, 0.5))
         assert killing is not None
         await killing
         await sending

@@ -12,7 +12,7 @@ import pytest
 import requests
 from openapi_check import conforms, operations
 
-from raftq.node.local_cluster import LocalCluster
+from raftq.chaos.harness.local_cluster import LocalCluster
 
 ERROR = {"$ref": "#/components/schemas/Error"}
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from killed_process import number_of, run_forked
 
-from raftq.node.embedded import Queue
+from raftq.node.queue.embedded import Queue
 
 ROUNDS = int(os.environ.get("RAFTQ_KILL_ROUNDS", "110"))
 ROUND_S = 0.09

@@ -14,9 +14,9 @@ import pytest
 from clusterwork import until
 from queuework import Stage, on_stage
 
-from raftq.chaos.history import History, Ownership
-from raftq.client.tasks import pause
-from raftq.node.local_cluster import LocalCluster
+from raftq.chaos.harness.local_cluster import LocalCluster
+from raftq.chaos.history import History, OwnedSpan
+from raftq.client.common.tasks import sleep
 
 SCRIPT = Path(__file__).with_name("group_process.py")
 
@@ -96,7 +96,7 @@ def test_members_killed_with_their_records_skip_nothing(
             rows = [row for name in ("m1", "m2", "m3") for row in group.rows(name)]
         rows.sort(key=lambda row: row["at"])
         for one in History.from_json(rows).operations:
-            if isinstance(one, Ownership) and one.how == "open":
+            if isinstance(one, OwnedSpan) and one.how == "open":
                 one.how = "died"
             stage.history.add(one)
         final = await stage.final()
@@ -138,7 +138,7 @@ def test_killed_workers_leave_their_records_to_the_others(
                 group.start("worker", name)
             sending = stage.spawn(stage.send_many(values, pause_s=0.005))
             await until(lambda: began(group, *names), 20)
-            await pause(0.3)
+            await sleep(0.3)
             group.kill("w1")
             await stage.kill_leader(("work", 1), down_s=0.2)
             await sending

@@ -7,13 +7,13 @@ import pytest
 from clusterwork import until
 from queuework import Stage, clock, on_stage
 
+from raftq.chaos.harness.local_cluster import LocalCluster
 from raftq.chaos.history import Partition, Redrive
 from raftq.chaos.recorder import Recorder
 from raftq.chaos.workers import Habits
-from raftq.client.tasks import pause
-from raftq.client.wire.errors import RaftqError
+from raftq.client.common.errors import RaftqError
+from raftq.client.common.tasks import sleep
 from raftq.client.wire.queue_messages import DeadLetters
-from raftq.node.local_cluster import LocalCluster
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_leases_and_attempts_survive_the_kill_of_leaders(cluster: LocalCluster) 
         tasks = [await stage.work(f"w{number}", habits) for number in range(4)]
         values = [f"{'poison' if at % 40 == 0 else 'v'} {at}" for at in range(600)]
         sending = stage.spawn(stage.send_many(values, pause_s=0.008))
-        await pause(0.5)
+        await sleep(0.5)
         await stage.kill_leader(("work", 0))
         tasks[0].cancel()
         await stage.kill_leader(("work", 1))
@@ -83,7 +83,7 @@ def test_dead_letters_are_made_once_and_sent_back_once_whoever_is_killed(
         await stage.send_many(values)
         for number in range(3):
             await stage.work(f"w{number}", Habits(lease_s=0.8, records_max=4))
-        await pause(0.3)
+        await sleep(0.3)
         await stage.kill_leader(("work", 1), down_s=0.3)
         await stage.kill_leader(("work.dlq", 0), down_s=0.3)
         await stage.drained()
@@ -142,7 +142,7 @@ def test_a_record_stays_at_its_source_until_its_dead_letter_is_safe(cluster: Loc
         cluster.kill(down)
         await worker.settle([broken], "reject", reason="broken")
         await worker.settle([one for one in given if one is not broken], "ack")
-        await pause(3.0)  # longer than its lease
+        await sleep(3.0)  # longer than its lease
         described = await stage.describe(stage.places[0])
         assert described.unsettled == 1
         assert not await worker.lease(stage.places, wait_s=0.3)

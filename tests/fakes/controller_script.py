@@ -5,10 +5,9 @@ from typing import Any
 
 from metadatamodel import register
 
-from raftq.client.wire.errors import RaftqError
-from raftq.cluster.commands import ChangeIsr, Command
-from raftq.cluster.controller import Controller
-from raftq.cluster.controller_events import (
+from raftq.client.common.errors import RaftqError
+from raftq.cluster.controller.core import Controller
+from raftq.cluster.controller.events import (
     Changed,
     ControllerConfig,
     Effect,
@@ -21,8 +20,9 @@ from raftq.cluster.controller_events import (
     ProposeCommand,
     Tick,
 )
-from raftq.cluster.metadata import apply
-from raftq.cluster.state import ClusterState
+from raftq.cluster.metadata.apply import apply
+from raftq.cluster.metadata.commands import ChangeIsr, Command
+from raftq.cluster.metadata.state import ClusterState
 
 
 class Script:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from raftq.chaos.world import Place
-from raftq.client.wire.errors import Detail, UnknownTopic
+from raftq.chaos.world import PartitionView
+from raftq.client.common.errors import Detail, UnknownTopic
 
 Key = tuple[str, int]
 LOOKS = 2
@@ -13,17 +13,19 @@ LOOKS = 2
 class NotedOperator:
     """Nodes in `gone()` are neither in sync nor lead. `story` has every change."""
 
-    def __init__(self, places: Mapping[Key, Place], gone: Callable[[], set[int]]) -> None:
-        self.known = dict(places)
+    def __init__(
+        self, partition_keys: Mapping[Key, PartitionView], gone: Callable[[], set[int]]
+    ) -> None:
+        self.known = dict(partition_keys)
         self.config: dict[str, dict[str, Detail]] = {
-            name: {"fsync": "always", "retention_ms": 7} for name, _ in places
+            name: {"fsync": "always", "retention_ms": 7} for name, _ in partition_keys
         }
         self.story: list[str] = []
         self.index = 0
         self._gone = gone
         self._under_way: dict[Key, tuple[int, tuple[int, ...]]] = {}
 
-    def places(self) -> dict[Key, Place]:
+    def partition_keys(self) -> dict[Key, PartitionView]:
         for key, (looks, target) in list(self._under_way.items()):
             self._under_way[key] = (looks - 1, target)
             if looks <= 1:
@@ -31,7 +33,7 @@ class NotedOperator:
                 self.known[key] = replace(self.known[key], replicas=target, moves=False)
         return {key: self._now(place) for key, place in self.known.items()}
 
-    def _now(self, place: Place) -> Place:
+    def _now(self, place: PartitionView) -> PartitionView:
         gone = self._gone()
         isr = tuple(one for one in place.replicas if one not in gone)
         leader = place.leader if place.leader in isr else next(iter(isr), None)
@@ -59,7 +61,7 @@ class NotedOperator:
     def grow(self, topic: str, total: int) -> None:
         self._note(f"grow {topic} to {total}")
         for number in range(total):
-            self.known.setdefault((topic, number), Place(1, (1, 2, 3), (1, 2, 3)))
+            self.known.setdefault((topic, number), PartitionView(1, (1, 2, 3), (1, 2, 3)))
 
     def create(self, topic: str, partitions: int, copies: int) -> None:
         assert topic not in self.config
@@ -67,7 +69,7 @@ class NotedOperator:
         self.config[topic] = {}
         for number in range(partitions):
             nodes = tuple(range(1, copies + 1))
-            self.known[topic, number] = Place(1, nodes, nodes)
+            self.known[topic, number] = PartitionView(1, nodes, nodes)
 
     def delete(self, topic: str) -> None:
         self._note(f"delete {topic}")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from raftq.client.wire.batch import Batch, Producer, encode, stamp
+from raftq.client.wire.batch import Batch, BatchProducer, encode, stamp
 from raftq.client.wire.codecs import CODECS
 
 FOLDER = Path(__file__).resolve().parent
@@ -70,7 +70,7 @@ def build(case: dict[str, Any]) -> bytes:
     base_offset, epoch = arguments.pop("base_offset", 0), arguments.pop("epoch", 0)
     arguments["codec"] = CODECS[arguments.pop("codec", "none")]
     if "producer" in arguments:
-        arguments["producer"] = Producer(*arguments["producer"])
+        arguments["producer"] = BatchProducer(*arguments["producer"])
     batch = encode(**arguments)
     stamp(batch, base_offset, epoch)
     return bytes(batch)

@@ -2,13 +2,13 @@
 
 Invariants (cheap, draw no random numbers, between two turns of the loop)
 - One leader per epoch: no two nodes ever lead a partition in the same epoch.
-- The high watermark of a leader never goes back within its epoch, in any strand.
+- The high watermark of a leader never goes back within its epoch, in any log.
 - Whatever was below the high watermark of any leader at any time is in the log of every member of
-  the in-sync set, and the same there: any of them may be elected next. That holds for each strand.
+  the in-sync set, and the same there: any of them may be elected next. That holds for each log.
 - A record that was acknowledged by all is, when its producer hears of it, in the logs of at least
   `min_insync` replicas (those that lost their disk since excepted).
 
-In the end (`check_replicas`) all replicas of a partition hold the same bytes in every strand, but
+In the end (`check_replicas`) all replicas of a partition hold the same bytes in every log, but
 for beginnings that were cut off and that some replica may still have.
 """
 
@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from history import Send
 from simcluster import Id, Key, SimCluster, SimNode
 
-from raftq.client.wire.errors import StorageError
-from raftq.node.partition import Partition
+from raftq.client.common.errors import StorageError
+from raftq.node.replication.partition import Partition
+from raftq.node.replication.partition_log import NAMES
 from raftq.node.storage.log import Log
-from raftq.node.strand import NAMES
 
 _CONTENT_EVERY = 40
 
@@ -76,30 +76,30 @@ class Invariants:
                     self._check_member((topic.name, number), state.leader, node, readable)
 
     def _check_leader(self, node: SimNode, partition: Partition) -> None:
-        place, replica = partition.place, partition.replica
+        place, replica = partition.ref, partition.replica
         key = (place.topic_id, place.number, replica.epoch)
         assert node.node is not None
         who = (node.node_id, node.node.incarnation)
         if self._leaders.setdefault(key, who) != who:
             raise Broken(f"{place} {key} is led by {self._leaders[key]} and by {who}")
-        now = [reach.high_watermark for reach in replica.strands]
+        now = [progress.high_watermark for progress in replica.logs]
         before = self._watermarks.get(key, [])
         if any(new < old for old, new in zip(before, now, strict=False)):
             raise Broken(f"{place} {key}: the high watermarks went from {before} to {now}")
         self._watermarks[key] = now
         readable = self._readable.setdefault((place.topic_id, place.number), [0] * len(NAMES))
-        for strand, end in enumerate(now):
-            readable[strand] = max(readable[strand], end)
+        for partition_log, end in enumerate(now):
+            readable[partition_log] = max(readable[partition_log], end)
 
     def _check_member(self, key: Key, leader: int | None, node: SimNode, ends: list[int]) -> None:
         """That a member of the in-sync set has everything that was ever readable."""
         if node.tainted:
             return  # the metadata does not know yet that it lost data
-        for strand, readable in enumerate(ends):
-            end = node.end_of(key, strand)
+        for partition_log, readable in enumerate(ends):
+            end = node.end_of(key, partition_log)
             if end is not None and end < readable:
                 raise Broken(
-                    f"{key} {NAMES[strand]}: everything below {readable} was readable, but "
+                    f"{key} {NAMES[partition_log]}: everything below {readable} was readable, but "
                     f"{node.machine.name} is in sync and ends at {end}\n{self._cluster.describe()}"
                 )
         copy = node.copy_of(key)
@@ -110,9 +110,9 @@ class Invariants:
                 not blind and not self._cluster.rotten and not self._cluster.nodes[leader].tainted
             )
             if other is not None and other is not copy and good:
-                if other.place.topic_id != copy.place.topic_id:
+                if other.ref.topic_id != copy.ref.topic_id:
                     return  # one of them has not heard yet that the topic is another one
-                for one, two, end in zip(other.strands, copy.strands, ends, strict=False):
+                for one, two, end in zip(other.logs, copy.logs, ends, strict=False):
                     _compare(one.log, two.log, end, f"{one} on {node.machine.name}")
 
     def acknowledged(self, send: Send) -> None:
@@ -176,30 +176,30 @@ def is_readable(cluster: SimCluster) -> bool:
     readable = True
     for node in cluster.nodes.values() if cluster.rotten else ():
         for partition in () if node.node is None else node.node.partitions:
-            for strand in partition.strands:
+            for partition_log in partition.logs:
                 try:
-                    for _ in _bytes_below(strand.log, strand.log.end_offset):
+                    for _ in _bytes_below(partition_log.log, partition_log.log.end_offset):
                         pass
                 except StorageError as error:
                     assert node.node is not None
                     assert node.process is not None
                     readable = False
-                    node.process.call(node.node.partitions.damaged, strand, error)
+                    node.process.call(node.node.partitions.damaged, partition_log, error)
     return readable
 
 
 def check_replicas(cluster: SimCluster) -> None:
     """After everything has healed: all copies of a partition are the same, to the last byte."""
     for topic, number, state in cluster.consensus.state.all_partitions():
-        for strand in range(len(NAMES) if topic.queued else 1):
+        for partition_log in range(len(NAMES) if topic.queued else 1):
             logs: dict[int, Log] = {}
             for replica in state.replicas:
                 node = cluster.nodes[replica].node
                 assert node is not None, f"node {replica} is down"
-                found = node.partitions.of(topic.name, number).strand(strand)
-                assert found is not None, f"node {replica} has no {NAMES[strand]}"
+                found = node.partitions.of(topic.name, number).partition_log(partition_log)
+                assert found is not None, f"node {replica} has no {NAMES[partition_log]}"
                 logs[replica] = found.log
-            _check_same(f"{topic.name}/{number} {NAMES[strand]}", logs)
+            _check_same(f"{topic.name}/{number} {NAMES[partition_log]}", logs)
 
 
 def _check_same(what: str, logs: dict[int, Log]) -> None:

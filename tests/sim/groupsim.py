@@ -17,20 +17,20 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from fakeled import FakeLed
+from fake_leadership import FakeLed
 from simloop import VirtualTimeLoop
 
-from raftq.client.wire.errors import FencedGeneration, NotLeader, RaftqError
+from raftq.client.common.errors import FencedGeneration, NotLeader, RaftqError
 from raftq.client.wire.group_messages import (
     GroupHeartbeat,
     GroupHeartbeatReply,
     LeaveGroup,
     Owned,
 )
-from raftq.cluster.assignment import Slot
-from raftq.cluster.group import Group
-from raftq.cluster.groups import GroupsConfig
-from raftq.node.coordinator import Coordinator
+from raftq.cluster.groups.assignment import Slot
+from raftq.cluster.groups.group import Group
+from raftq.cluster.groups.groups import GroupsConfig
+from raftq.node.groups.coordinator import Coordinator
 
 SESSION_S = 2.0
 PERIOD_S = 0.4
@@ -191,7 +191,7 @@ class GroupWorld:
         """Instances that two processes were at the same time: one may leave for the other."""
         self.generation = 0
         self.coordinator: Coordinator | None = None
-        self.led: FakeLed
+        self.leadership: FakeLed
         self.zombies: list[Coordinator] = []
         self.takeovers = 0
         self.moves = 0
@@ -282,11 +282,11 @@ class GroupWorld:
 
     # The coordinator.
 
-    def lead(self, led: FakeLed) -> None:
-        self.led = led
+    def lead(self, leadership: FakeLed) -> None:
+        self.leadership = leadership
         self.takeovers += 1
         self.coordinator = Coordinator(
-            led,
+            leadership,
             GroupsConfig(),
             Random(f"{self.seed} coordinator {self.takeovers}"),
             lambda: 0,
@@ -295,29 +295,31 @@ class GroupWorld:
             lambda stopped: None,
         )
         self.coordinator.snapshot_bytes_min = self.chance.choice((2_000, 20_000))
-        led.settled.set_result(None)
+        leadership.old_epochs_replicated.set_result(None)
 
     def replicas_delay(self) -> float:
         return self.net.choice((0.0005, 0.002, 0.03))
 
     def fail_over(self) -> None:
         """Another node takes over after a moment; this one hears of it sooner or later."""
-        before, led = self.coordinator, self.led
+        before, leadership = self.coordinator, self.leadership
         if before is None:
             return
         self.coordinator = None
-        led.cut_off = True
+        leadership.cut_off = True
         self.zombies.append(before)
-        known = led.data.high_watermark
-        kept = self.chance.randint(known, led.data.log.end_offset)
-        successor = led.successor(kept)
-        self.trace(f"fails over with {kept} of {led.data.log.end_offset}, replicated {known}")
+        known = leadership.data.high_watermark
+        kept = self.chance.randint(known, leadership.data.log.end_offset)
+        successor = leadership.successor(kept)
+        self.trace(
+            f"fails over with {kept} of {leadership.data.log.end_offset}, replicated {known}"
+        )
         self.loop.call_later(self.chance.uniform(0.0, 1.0), self.lead, successor)
-        self.loop.call_later(self.chance.choice((0.0, 0.5, 5.0)), self._retire, before, led)
+        self.loop.call_later(self.chance.choice((0.0, 0.5, 5.0)), self._retire, before, leadership)
 
-    def _retire(self, coordinator: Coordinator, led: FakeLed) -> None:
+    def _retire(self, coordinator: Coordinator, leadership: FakeLed) -> None:
         self.zombies.remove(coordinator)
-        led.end()
+        leadership.end()
         coordinator.stop()
 
     def change_topics(self) -> None:

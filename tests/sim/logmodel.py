@@ -19,8 +19,8 @@ from random import Random
 import pytest
 from simdisk import SimDisk
 
+from raftq.client.common.errors import DiskFull, OffsetOutOfRange
 from raftq.client.wire.batch import LANE_COUNT, Batch, decode, encode, encode_one, stamp
-from raftq.client.wire.errors import DiskFull, OffsetOutOfRange
 from raftq.node.storage.compaction import compact_by_key
 from raftq.node.storage.log import Log, LogConfig
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from raftq.client.wire.errors import NoLeader, RaftqError
-from raftq.cluster.applied import ID_BYTES, make_command_id
-from raftq.cluster.commands import Command, decode_command, encode_command
-from raftq.cluster.metadata import apply
-from raftq.cluster.metadata_copy import MetadataCopy
-from raftq.cluster.metadata_log import PROPOSE_S, ControllerSubscriber, Subscriber, Watched
-from raftq.cluster.state import ClusterState
+from raftq.client.common.errors import NoLeader, RaftqError
+from raftq.cluster.metadata.apply import apply
+from raftq.cluster.metadata.commands import Command, decode_command, encode_command
+from raftq.cluster.metadata.copy import MetadataCopy
+from raftq.cluster.metadata.log import PROPOSE_S, ControllerSubscriber, Subscriber, Watched
+from raftq.cluster.metadata.state import ClusterState
+from raftq.cluster.raft.applied import ID_BYTES, make_command_id
 
 
 class FakeLog:

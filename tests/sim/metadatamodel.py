@@ -7,8 +7,9 @@ deep into elections and moves; a part of them is off by one in every field that 
 from dataclasses import replace
 from random import Random
 
-from raftq.client.wire.errors import Detail, RaftqError
-from raftq.cluster.commands import (
+from raftq.client.common.errors import Detail, RaftqError
+from raftq.cluster.metadata.apply import Change, PartitionChanged, TopicChanged, apply, dump, load
+from raftq.cluster.metadata.commands import (
     AddPartitions,
     AllocateProducerIds,
     AlterTopic,
@@ -30,8 +31,7 @@ from raftq.cluster.commands import (
     decode_command,
     encode_command,
 )
-from raftq.cluster.metadata import Change, PartitionChanged, TopicChanged, apply, dump, load
-from raftq.cluster.state import ClusterState, PartitionState
+from raftq.cluster.metadata.state import ClusterState, PartitionState
 
 NODES = (1, 2, 3, 4, 5)
 TOPICS = ("a", "b", "c")

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from raftq.client.common.disk import File, RealDisk, RealFile
 from raftq.client.wire.batch import decode
-from raftq.node.embedded import Queue
-from raftq.node.embedded.options import QueueOptions
-from raftq.node.storage.disk import File, RealDisk, RealFile
+from raftq.node.queue.embedded import Queue
+from raftq.node.queue.embedded.options import EmbeddedOptions
 
 START = 1_700_000_000.0
 LATER = START + 5000.0
-OPTIONS = QueueOptions(
+OPTIONS = EmbeddedOptions(
     fsync="none", segment_bytes=4096, reserve_bytes=8192, max_deliveries=2, backoff=1.0,
     visibility_timeout=60.0, dedup_window=100_000.0, retention=None, dead_letter_retention=None,
 )  # fmt: skip
@@ -55,7 +55,7 @@ class Clock:
         return self.now
 
 
-def open_queue(path: Path, now: float = START, options: QueueOptions = OPTIONS) -> Queue:
+def open_queue(path: Path, now: float = START, options: EmbeddedOptions = OPTIONS) -> Queue:
     return Queue(path, options, disk=QuickDisk(), clock=Clock(now), keeper=False)
 
 

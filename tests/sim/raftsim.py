@@ -12,16 +12,16 @@ from typing import Any
 import msgpack
 from simdisk import SimCrash, SimDisk
 
-from raftq.client.wire.errors import RaftqError
-from raftq.cluster import raft_messages
-from raftq.cluster.applied import REGULAR, Applied, Applier, envelope
-from raftq.cluster.consensus_config import RaftLimits, RaftTimes
-from raftq.cluster.journal import Journal
-from raftq.cluster.proposals import Proposal
-from raftq.cluster.raft_election import RaftSetup
-from raftq.cluster.raft_library import LEADER, Node, Transport
-from raftq.cluster.raft_node import RaftNode
-from raftq.cluster.snapshot import Snapshots
+from raftq.client.common.errors import RaftqError
+from raftq.cluster.raft import messages as raft_messages
+from raftq.cluster.raft.applied import REGULAR, Applied, Applier, envelope
+from raftq.cluster.raft.config import RaftLimits, RaftTimes
+from raftq.cluster.raft.election import RaftSetup
+from raftq.cluster.raft.journal import RaftJournal
+from raftq.cluster.raft.library import LEADER, Node, Transport
+from raftq.cluster.raft.node import RaftNode
+from raftq.cluster.raft.proposals import Proposal
+from raftq.cluster.raft.snapshot import Snapshots
 
 DIRECTORY = "/raft"
 SMALL = RaftLimits(
@@ -83,7 +83,7 @@ def build(
             others=others,
             times=RaftTimes(),
             limits=limits,
-            journal=Journal.open(disk, DIRECTORY),
+            journal=RaftJournal.open(disk, DIRECTORY),
             snapshots=Snapshots(disk, DIRECTORY),
             applier=Applier(machine, limits.recent_ids, limits.recent_result_bytes),
             transport=lambda owner, me, nodes: FakeTransport(owner, me, nodes, sink),

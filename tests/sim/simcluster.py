@@ -28,7 +28,7 @@ from simplan import PORT, Plan, TopicPlan, make_plan
 from simraft import SMALL, Council, RaftMetadata
 from simsyncer import OverlappingSyncer
 
-from raftq.client.wire.errors import (
+from raftq.client.common.errors import (
     ConfigError,
     ConsensusError,
     DiskFull,
@@ -36,13 +36,13 @@ from raftq.client.wire.errors import (
     StorageFailed,
     TransportError,
 )
-from raftq.cluster.consensus_config import ConsensusConfig
-from raftq.cluster.controller_events import ControllerConfig
-from raftq.cluster.metadata_log import MetadataLog
+from raftq.cluster.controller.events import ControllerConfig
+from raftq.cluster.metadata.log import MetadataLog
+from raftq.cluster.raft.config import ConsensusConfig
 from raftq.node.app import Node
 from raftq.node.config import Address, NodeConfig, ReplicationConfig, StorageConfig
-from raftq.node.partition import Partition
-from raftq.node.partitions import Serve
+from raftq.node.replication.partition import Partition
+from raftq.node.replication.partitions import Serve
 from raftq.node.steady_clock import SteadyClock
 from raftq.node.storage.syncer import LoopSyncer
 
@@ -78,7 +78,7 @@ class SimNode:
         self.suspect = False
         """Its syncs have failed: what it holds may not be on the platter, whatever it says."""
         self.ends: dict[Id, list[int]] = {}
-        """Where the strands of its logs ended when it last died."""
+        """Where the logs of its logs ended when it last died."""
         self._boots = 0
         self._runs = 0
         self._lost = (False, False)
@@ -217,7 +217,7 @@ class SimNode:
         """Remember the logs of this run: a node that stops forgets them."""
         if self.node is not None:
             for one in self.node.partitions:
-                self._copies[one.place.topic_id, one.place.number] = one
+                self._copies[one.ref.topic_id, one.ref.number] = one
 
     def copy_of(self, key: Key) -> Partition | None:
         """The replica that is open here."""
@@ -226,7 +226,7 @@ class SimNode:
     def _open(self, one: Id) -> Partition | None:
         return None if self.node is None else self.node.partitions.by_id.get(one)
 
-    def end_of(self, key: Key, strand: int = 0) -> int | None:
+    def end_of(self, key: Key, partition_log: int = 0) -> int | None:
         """Where a log ends, or ended when it was last open; None when the replica never was."""
         topic = self.cluster.consensus.state.topics.get(key[0])
         if topic is None:
@@ -236,7 +236,7 @@ class SimNode:
         ends = self.ends.get(one) if copy is None else _ends_of(copy)
         if ends is None:
             return None
-        return ends[strand] if strand < len(ends) else 0
+        return ends[partition_log] if partition_log < len(ends) else 0
 
     async def leave(self) -> None:
         """What SIGTERM does. The process runs on, empty, until it is killed."""
@@ -330,7 +330,7 @@ class SimCluster:
         self.clients: list[Process] = []
         self.supervised = True
         self.serve: Callable[[Node], Serve] | None = None
-        """Makes the owner of the strands that a node leads, in place of its own."""
+        """Makes the owner of the logs that a node leads, in place of its own."""
         self.complaints = _Complaints(self.rotten)
 
     def client(self, name: str) -> Process:
@@ -431,14 +431,14 @@ class SimCluster:
                     logs = " ".join(
                         f"[{one.log.start_offset},{one.log.end_offset}) "
                         f"flushed={one.log.flushed_offset}"
-                        for one in partition.strands
+                        for one in partition.logs
                     )
-                    lines.append(f"  {partition.place} {logs} {partition.replica.describe()}")
+                    lines.append(f"  {partition.ref} {logs} {partition.replica.describe()}")
         return "\n".join([*lines, *self.exits[-5:]])
 
 
 def _ends_of(copy: Partition) -> list[int]:
-    return [strand.log.end_offset for strand in copy.strands]
+    return [partition_log.log.end_offset for partition_log in copy.logs]
 
 
 def _failures(process: Process | None) -> list[BaseException]:

@@ -37,9 +37,9 @@ from collections.abc import Callable, Sequence
 from posixpath import dirname, normpath
 from random import Random
 
-from raftq.client.wire.batch import Buffer
-from raftq.client.wire.errors import DirectoryLocked, DiskFull, StorageError, StorageFailed
-from raftq.node.storage.disk import FileClosed
+from raftq.client.common.disk import FileClosed
+from raftq.client.common.errors import DirectoryLocked, DiskFull, StorageError, StorageFailed
+from raftq.client.common.types import Buffer
 
 ENTRY_BYTES = 128
 

@@ -18,7 +18,7 @@ from typing import Any
 from simcluster import Key, SimCluster, SimNode
 from simoperators import Operators
 
-from raftq.cluster.commands import ChangeIsr, Command
+from raftq.cluster.metadata.commands import ChangeIsr, Command
 
 Fault = Callable[[], Coroutine[Any, Any, None]]
 LONGEST_S = 30.0
@@ -344,10 +344,10 @@ class Faults:
         cluster, rng = self._cluster, self.rng
         node = self._node()
         found = [
-            (one.place, one.log.directory)
+            (one.ref, one.log.directory)
             for one in (node.node.partitions if node.ready and node.node is not None else ())
-            if (one.place.topic_id, one.place.number) not in cluster.rotten
-            and self._has_good_copy((one.place.topic, one.place.number), node)
+            if (one.ref.topic_id, one.ref.number) not in cluster.rotten
+            and self._has_good_copy((one.ref.topic, one.ref.number), node)
         ]
         if not found or not self._may_lose_data(node):
             return

@@ -84,7 +84,7 @@ class GroupWorkload(QueueWorkload):
         # Nobody stores a position where there is nothing to read.
         return "empty" if max(recalled.offset, 0) == end else f"{recalled.offset} of {end}"
 
-    def is_settled(self) -> bool:
+    def old_epochs_replicated(self) -> bool:
         """Every partition has one owner, and nobody has more than a fair share."""
         self.check_alive()
         shares = [member.consumer.assignment() for _, member, _ in self._members]

@@ -29,13 +29,13 @@ from typing import Any
 from simloop import Machine, Process, VirtualTimeLoop
 from simnet import SimNetwork
 
-from raftq.client.wire.errors import NoLeader, OutcomeUnknown, RaftqError
+from raftq.client.common.errors import NoLeader, OutcomeUnknown, RaftqError
 from raftq.client.wire.messages import ErrorReply
-from raftq.cluster.changes import Change, differences
-from raftq.cluster.commands import Command, decode_command, encode_command
-from raftq.cluster.metadata import apply, dump, load
-from raftq.cluster.metadata_log import PROPOSE_S, ControllerSubscriber, Subscriber, Watched
-from raftq.cluster.state import ClusterState
+from raftq.cluster.metadata.apply import apply, dump, load
+from raftq.cluster.metadata.changes import Change, differences
+from raftq.cluster.metadata.commands import Command, decode_command, encode_command
+from raftq.cluster.metadata.log import PROPOSE_S, ControllerSubscriber, Subscriber, Watched
+from raftq.cluster.metadata.state import ClusterState
 
 TICK_S = 0.05
 ELECTION_S = (0.15, 0.6)

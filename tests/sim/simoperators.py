@@ -13,8 +13,8 @@ from typing import Any
 
 from simcluster import Key, SimCluster, SimNode
 
-from raftq.client.wire.errors import RaftqError
-from raftq.cluster.commands import (
+from raftq.client.common.errors import RaftqError
+from raftq.cluster.metadata.commands import (
     AddPartitions,
     AlterTopic,
     Command,
@@ -25,7 +25,7 @@ from raftq.cluster.commands import (
     MoveReplicas,
     SetDraining,
 )
-from raftq.cluster.state import PartitionState
+from raftq.cluster.metadata.state import PartitionState
 
 ASK_S = 6.0
 SCRATCH = "scratch"

@@ -203,7 +203,7 @@ def swarm(plan: Plan, profile: str | None = None) -> Plan:
 def unsettled(plan: Plan) -> Plan:
     """Every second seed with copies that move while nodes hear late of it, and the rest as it is.
 
-    For simulations whose subject is not replication: queues, groups and the other strands have
+    For simulations whose subject is not replication: queues, groups and the other logs have
     to bear what replication bears, but not all of it at once.
     """
     if plan.seed % 2 == 0:

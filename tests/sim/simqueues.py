@@ -14,11 +14,11 @@ from typing import Any
 from simcluster import WALL_MS, SimCluster
 from simloop import Process
 
-from raftq.chaos.history import Final, History, Letter, Partition, Publish
+from raftq.chaos.history import DeadLetterSeen, Final, History, Partition, Publish
 from raftq.chaos.recorder import Recorder, publish
 from raftq.chaos.workers import POISON, Habits, QueueWorker
-from raftq.client.producer import Producer
-from raftq.client.wire.errors import RaftqError
+from raftq.client.common.errors import RaftqError
+from raftq.client.producer.producer import Producer
 from raftq.client.wire.queue_messages import DelayStats, DescribeQueue
 
 GROUP = "g"
@@ -135,7 +135,7 @@ class QueueWorkload:
         await publish(producer, self.history, self.clock, noted)
         if noted.deliver_at and regretted and noted.offset is not None:
             async with self._recorder(f"{noted.client} canceller") as canceller:
-                await canceller.cancel(noted.place, noted.offset, noted.value)
+                await canceller.cancel(noted.partition_key, noted.offset, noted.value)
 
     def _recorder(self, name: str) -> Recorder:
         return Recorder(
@@ -227,9 +227,9 @@ class QueueWorkload:
         ]
 
 
-def _letter(headers: dict[str, bytes], value: bytes) -> Letter:
+def _letter(headers: dict[str, bytes], value: bytes) -> DeadLetterSeen:
     facts = {name.removeprefix("x-dlq-"): text.decode() for name, text in headers.items()}
-    return Letter(
+    return DeadLetterSeen(
         topic=facts["topic"],
         partition=int(facts["partition"]),
         offset=int(facts["offset"]),

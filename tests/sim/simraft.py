@@ -23,21 +23,21 @@ from typing import Any
 from simdisk import SimDisk
 from simloop import Process, VirtualTimeLoop
 
-from raftq.client.wire.errors import ConsensusStopped
-from raftq.cluster import raft_messages
-from raftq.cluster.applied import Applied, Applier
-from raftq.cluster.commands import Command, decode_command
-from raftq.cluster.consensus import Consensus, Restored
-from raftq.cluster.consensus_config import ConsensusConfig, RaftLimits
-from raftq.cluster.journal import Journal
-from raftq.cluster.metadata import apply
-from raftq.cluster.metadata_log import PROPOSE_S
-from raftq.cluster.raft_election import RaftSetup
-from raftq.cluster.raft_library import LEADER, Node, Transport
-from raftq.cluster.raft_node import RaftNode
-from raftq.cluster.snapshot import Snapshots
-from raftq.cluster.state import ClusterState
-from raftq.cluster.voter import VoterMetadata
+from raftq.client.common.errors import ConsensusStopped
+from raftq.cluster.metadata.apply import apply
+from raftq.cluster.metadata.commands import Command, decode_command
+from raftq.cluster.metadata.log import PROPOSE_S
+from raftq.cluster.metadata.state import ClusterState
+from raftq.cluster.metadata.voter import VoterMetadata
+from raftq.cluster.raft import messages as raft_messages
+from raftq.cluster.raft.applied import Applied, Applier
+from raftq.cluster.raft.config import ConsensusConfig, RaftLimits
+from raftq.cluster.raft.consensus import Consensus, Restored
+from raftq.cluster.raft.election import RaftSetup
+from raftq.cluster.raft.journal import RaftJournal
+from raftq.cluster.raft.library import LEADER, Node, Transport
+from raftq.cluster.raft.node import RaftNode
+from raftq.cluster.raft.snapshot import Snapshots
 
 TICK_S = 0.05
 ORDER_S = 1e-6
@@ -318,7 +318,7 @@ class LoopConsensus(Consensus):
                 others=[one for one in config.voters if one != config.node_id],
                 times=config.times,
                 limits=limits,
-                journal=Journal.open(self._disk, config.directory),
+                journal=RaftJournal.open(self._disk, config.directory),
                 snapshots=Snapshots(self._disk, config.directory),
                 applier=Applier(self._machine, limits.recent_ids, limits.recent_result_bytes),
                 transport=wires,

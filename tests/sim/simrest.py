@@ -14,8 +14,8 @@ from history import Partition, Send
 from simcluster import SimCluster
 from simworkload import Workload
 
-from raftq.cluster.commands import AlterTopic
-from raftq.cluster.state import PartitionState
+from raftq.cluster.metadata.commands import AlterTopic
+from raftq.cluster.metadata.state import PartitionState
 
 ROUNDS = 4
 ANSWER_S = 4.0
@@ -148,7 +148,7 @@ async def _moves(cluster: SimCluster) -> list[str]:
         await asyncio.sleep(QUIET_S / 10)
         for node in cluster.nodes.values():
             if node.node is not None:
-                found = [str(one.place) for one in node.node.partitions._touched]
+                found = [str(one.ref) for one in node.node.partitions._touched]
                 touched.update(dict.fromkeys(f"{node.machine.name} {one}" for one in found))
     moving = []
     if consensus.commit_index != index:

@@ -9,7 +9,7 @@ import asyncio
 from contextlib import suppress
 from random import Random
 
-from raftq.client.wire.errors import RaftqError
+from raftq.client.common.errors import RaftqError
 from raftq.node.storage.durability import SyncTicket
 from raftq.node.storage.flusher import Callback, Targets, missed, run_sync
 from raftq.node.storage.log import Log

@@ -18,10 +18,10 @@ from history import Log, Partition, Read, Send
 from simcluster import WALL_MS, SimCluster
 from simoperators import SCRATCH
 
-from raftq.client.consumer import Consumer
-from raftq.client.producer import Producer
+from raftq.client.common.errors import RaftqError, StorageError
+from raftq.client.consumer.consumer import Consumer
+from raftq.client.producer.producer import Producer
 from raftq.client.wire.batch import Batch
-from raftq.client.wire.errors import RaftqError, StorageError
 from raftq.node.storage.producers import WINDOW
 
 Acks = Literal["none", "leader", "all"]

@@ -8,9 +8,10 @@ from typing import Any
 from simloop import Machine, Process, VirtualTimeLoop
 from simnet import NetworkShape, SimNetwork
 
-from raftq.client.connection import Connection, ConnectionOptions
+from raftq.client.net.connection import Connection
+from raftq.client.options import ConnectionOptions
 from raftq.client.wire.messages import Ping, PingReply
-from raftq.node.server.tcp import TcpServer
+from raftq.node.native.tcp import TcpServer
 
 PORT = 7070
 

@@ -25,7 +25,7 @@ from types import ModuleType
 
 KINDS = {
     "cluster": "test_cluster_sim",
-    "strands": "test_strands_sim",
+    "logs": "test_logs_sim",
     "queue": "test_queue_cluster_sim",
     "group": "test_group_cluster_sim",
     "groups": "test_groups_sim",

@@ -81,10 +81,10 @@ async def scenario(cluster: SimCluster, workload: Workload, faults: Faults) -> N
     anomalies = judge(cluster.history, final, workload.starts(), since, repeats)
     assert not anomalies, "\n".join(map(str, anomalies))
     cluster.forgotten = sum(
-        strand.producers.forgotten
+        partition_log.producers.forgotten
         for node in cluster.nodes.values()
         for copy in (() if node.node is None else node.node.partitions)
-        for strand in copy.strands
+        for partition_log in copy.logs
     )
     await come_to_rest(cluster)
 

@@ -6,7 +6,7 @@ import pytest
 from raftsim import Sim
 from simdisk import SimDisk
 
-from raftq.cluster.journal import FIRST_INDEX
+from raftq.cluster.raft.journal import FIRST_INDEX
 
 
 def run_until(sim: Sim, what: Callable[[], bool], seconds: float = 10.0) -> None:

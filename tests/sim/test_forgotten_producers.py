@@ -14,7 +14,7 @@ from simplan import World
 from test_cluster_sim import simulate
 from test_replica_versions import KEY, Sending, begin, partition, quiet_plan
 
-from raftq.client.wire.errors import OutOfOrderSequence
+from raftq.client.common.errors import OutOfOrderSequence
 
 
 def forgetful(seed: int, **world: int) -> SimCluster:

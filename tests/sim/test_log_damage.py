@@ -8,8 +8,8 @@ from logmodel import DIRECTORY, Row, Workload, check
 from replay import replayable, seeds
 from simdisk import SimDisk
 
+from raftq.client.common.errors import CorruptBatch, DiskFull, StorageFailed
 from raftq.client.wire.batch import decode
-from raftq.client.wire.errors import CorruptBatch, DiskFull, StorageFailed
 from raftq.node.storage.compaction import compact_by_key
 from raftq.node.storage.log import Log
 

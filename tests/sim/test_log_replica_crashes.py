@@ -13,7 +13,7 @@ from logmodel import DIRECTORY, Model, Workload, check
 from replay import points, replayable, seeds
 from simdisk import SimCrash, SimDisk
 
-from raftq.client.wire.batch import Producer, decode, encode, stamp
+from raftq.client.wire.batch import BatchProducer, decode, encode, stamp
 from raftq.node.storage.log import Log
 from raftq.node.storage.producer_files import load_newest, rebuild, remove_above, save
 from raftq.node.storage.producers import Producers
@@ -54,7 +54,7 @@ class ReplicaWorkload(Workload):
         rng = self.rng
         count = rng.choice([1, 1, 2, 8])
         values = [rng.randbytes(rng.choice([0, 5, 40, 300, 1200])) for _ in range(count)]
-        producer = Producer(rng.randrange(-1, 3), 0, rng.getrandbits(32))
+        producer = BatchProducer(rng.randrange(-1, 3), 0, rng.getrandbits(32))
         lane = rng.choice([0, 2, 2, 4])
         return encode(values, timestamps=self.now_ms, lane=lane, producer=producer)
 

@@ -19,8 +19,14 @@ from simdisk import SimCrash, SimDisk
 from simthreads import Threads
 from test_log_replica_crashes import ReplicaModel, ReplicaWorkload, settle
 
+from raftq.client.common.errors import (
+    CorruptBatch,
+    DiskFull,
+    RaftqError,
+    StorageError,
+    StorageFailed,
+)
 from raftq.client.wire.batch import decode, stamp
-from raftq.client.wire.errors import CorruptBatch, DiskFull, RaftqError, StorageError, StorageFailed
 from raftq.node.storage.log import Log
 
 LIVES = 4

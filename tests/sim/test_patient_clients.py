@@ -10,7 +10,7 @@ import pytest
 from simcluster import SimCluster
 from test_replica_versions import KEY, Sending, begin, check_nothing_lost, make_cluster, partition
 
-from raftq.client.wire.errors import NotLeader
+from raftq.client.common.errors import NotLeader
 
 
 async def nobody_waits_for_the_sync(cluster: SimCluster) -> None:

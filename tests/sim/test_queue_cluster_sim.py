@@ -19,7 +19,7 @@ from simplan import unsettled
 from simqueues import QueueWorkload
 
 from raftq.chaos.checkers import Rules, judge
-from raftq.cluster.commands import CreateTopic
+from raftq.cluster.metadata.commands import CreateTopic
 
 SEEDS_PER_TEST = 5
 HEAL_S = 60.0

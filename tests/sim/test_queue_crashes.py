@@ -17,11 +17,11 @@ import pytest
 from replay import replayable, seeds
 from simdisk import SimCrash, SimDisk
 
-from raftq.client.wire.errors import DiskFull
-from raftq.node.embedded import delays
-from raftq.node.embedded.message import Message
-from raftq.node.embedded.options import QueueOptions
-from raftq.node.embedded.queue import Queue
+from raftq.client.common.errors import DiskFull
+from raftq.node.queue.embedded import delays
+from raftq.node.queue.embedded.message import Message
+from raftq.node.queue.embedded.options import EmbeddedOptions
+from raftq.node.queue.embedded.queue import Queue
 from raftq.node.storage.flusher import Flusher
 from raftq.node.storage.log import Log
 
@@ -59,7 +59,7 @@ class Clock:
 
 
 def open_queue(disk: SimDisk, clock: Clock, fsync: str) -> Queue:
-    options = QueueOptions(
+    options = EmbeddedOptions(
         fsync=fsync, segment_bytes=4096, max_deliveries=1000, reserve_bytes=0, retention=None
     )
     flusher = InlineFlusher()

@@ -14,10 +14,10 @@ from clusterchecks import check_replicas
 from replay import replayable, seeds
 from simcluster import WALL_MS, SimCluster, make_plan
 
-from raftq.client.producer import Producer
-from raftq.client.wire.errors import RaftqError
-from raftq.cluster.commands import CreateTopic, TellEnds
-from raftq.cluster.state import PartitionState
+from raftq.client.common.errors import RaftqError
+from raftq.client.producer.producer import Producer
+from raftq.cluster.metadata.commands import CreateTopic, TellEnds
+from raftq.cluster.metadata.state import PartitionState
 
 TOPIC = "t"
 PARTITIONS = 2

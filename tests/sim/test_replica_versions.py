@@ -16,9 +16,10 @@ from simcluster import WALL_MS, Plan, SimCluster, TopicPlan, make_plan
 from simmetadata import SimMetadata
 from simnet import NetworkShape
 
-from raftq.client.producer import Producer
-from raftq.client.wire.errors import RaftqError
-from raftq.cluster.commands import (
+from raftq.client.common.errors import RaftqError
+from raftq.client.producer.producer import Producer
+from raftq.cluster.metadata.apply import apply
+from raftq.cluster.metadata.commands import (
     AlterTopic,
     ChangeIsr,
     Command,
@@ -28,8 +29,7 @@ from raftq.cluster.commands import (
     MoveReplicas,
     decode_command,
 )
-from raftq.cluster.metadata import apply
-from raftq.cluster.state import PartitionState
+from raftq.cluster.metadata.state import PartitionState
 
 KEY = ("t0", 0)
 

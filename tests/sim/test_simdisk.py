@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from simdisk import ENTRY_BYTES, SimCrash, SimDisk, SimFile
 
-from raftq.client.wire.errors import DirectoryLocked, DiskFull, StorageFailed
+from raftq.client.common.errors import DirectoryLocked, DiskFull, StorageFailed
 
 PATH = "/log/a"
 

@@ -11,10 +11,10 @@ from simloop import Machine, Process, VirtualTimeLoop
 from simmetadata import SimConsensus, SimMetadata
 from simnet import SimNetwork
 
-from raftq.client.wire.errors import NoLeader, OutcomeUnknown, TopicExists
-from raftq.cluster.changes import Change, TopicChanged
-from raftq.cluster.commands import AllocateProducerIds, CreateTopic, RegisterNode
-from raftq.cluster.metadata import dump
+from raftq.client.common.errors import NoLeader, OutcomeUnknown, TopicExists
+from raftq.cluster.metadata.apply import dump
+from raftq.cluster.metadata.changes import Change, TopicChanged
+from raftq.cluster.metadata.commands import AllocateProducerIds, CreateTopic, RegisterNode
 
 NODES = (1, 2, 3)
 

@@ -10,8 +10,8 @@ from simloop import Process
 from simnet import NetworkShape
 from simworld import PORT, World, ping, serve
 
-from raftq.client.connection import Connection
-from raftq.client.wire.errors import ConnectFailed, ConnectionLost, RaftqError, RequestTimeout
+from raftq.client.common.errors import ConnectFailed, ConnectionLost, RaftqError, RequestTimeout
+from raftq.client.net.connection import Connection
 from raftq.client.wire.messages import Ping, PingReply
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from raftq.client.blocking import Admin
-from raftq.client.wire.errors import ConfigError
-from raftq.node.local_cluster import LocalCluster
+from raftq.chaos.harness.local_cluster import LocalCluster
+from raftq.client.common.errors import ConfigError
+from raftq.client.sync.clients import Admin
 
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from raftq.client.blocking import Consumer, Producer
-from raftq.client.blocking_queue import QueueClient
+from raftq.client.sync.clients import Consumer, Producer
+from raftq.client.sync.queue import QueueClient
 from raftq.node.cli import app
 
 RUNNER = CliRunner()

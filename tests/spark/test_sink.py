@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from raftq.client.accumulator import partition_of
-from raftq.client.blocking import Admin, Consumer
+from raftq.client.producer.accumulator import partition_of
+from raftq.client.sync.clients import Admin, Consumer
 
 WHOLE_S = 90
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from raftq.client.blocking import Producer
+from raftq.client.sync.clients import Producer
 
 WHOLE_S = 90
 

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from raftq.client.blocking import Admin
-from raftq.node.local_cluster import LocalCluster
+from raftq.chaos.harness.local_cluster import LocalCluster
+from raftq.client.sync.clients import Admin
 
 README = Path(__file__).parents[2] / "README.md"
 

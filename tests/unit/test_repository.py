@@ -3,7 +3,6 @@
 import ast
 import importlib
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import raftq
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LIBRARY = ("raftq", "node", "cluster", "client", "chaos")
+LIBRARY = ("src/raftq", "node", "cluster", "client", "chaos", "bench", "demo")
 TOP_PACKAGES = {"node", "cluster", "client", "chaos"}
 FILE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 70
@@ -24,6 +23,10 @@ LEFTOVER = re.compile(
     r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")) + r")\b"
 )
 MAY_PRINT = {"cli", "demo", "bench"}
+DOES_IO = {
+    "asyncio", "concurrent", "logging", "os", "pathlib", "secrets", "selectors", "socket",
+    "subprocess", "tempfile", "threading", "time", "uuid",
+}  # fmt: skip
 
 Found = Iterator[tuple[int, str]]
 
@@ -112,29 +115,56 @@ def some_small(path: Path, text: str, tree: ast.Module) -> Found:
         yield 1, "all of its tests are marked full, so `make test` runs none of this kind"
 
 
-def package_differences() -> list[str]:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    named = set(settings["tool"]["setuptools"]["packages"])
-    on_disk = set()
-    for path in files(*LIBRARY):
-        parts = path.parent.relative_to(ROOT).parts
-        on_disk.add(".".join(parts if parts[0] == "raftq" else ("raftq", *parts)))
-    missing = [f"pyproject.toml: packages lacks {name}" for name in sorted(on_disk - named)]
-    gone = [f"pyproject.toml: packages names {name}, which has no files"
-            for name in sorted(named - on_disk)]  # fmt: skip
-    return missing + gone
+def label_of(tree: ast.Module) -> str:
+    """What a module calls itself in the first lines of its docstring: Core, Pure, Shell..."""
+    first = (ast.get_docstring(tree) or "").split("\n\n")[0]
+    found = re.match(r"([A-Z]\w+):", first) or re.search(r"\(([A-Z]\w+)\b[^)]*\)", first)
+    return found[1] if found else ""
+
+
+def cores_do_no_io(path: Path, text: str, tree: ast.Module) -> Found:
+    """A module that calls itself Core or Pure imports nothing that does I/O or knows the time."""
+    if label_of(tree) not in {"Core", "Pure"}:
+        return
+    for node in nodes(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+        for name in names:
+            if name.split(".")[0] in DOES_IO:
+                yield node.lineno, f"a {label_of(tree)} module imports {name}"
+
+
+def homonyms() -> list[str]:
+    """A class name exists once; the blocking clients have the names of the asyncio ones."""
+    homes: dict[str, list[str]] = {}
+    for path in files("node", "cluster", "client", "chaos"):
+        place = str(path.relative_to(ROOT))
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not place.startswith("client/sync/"):
+                homes.setdefault(node.name, []).append(place)
+    return [
+        f"{place}: class {name} is also in {', '.join(x for x in places if x != place)}"
+        for name, places in sorted(homes.items())
+        for place in places[1:]
+        if not name.startswith("_")
+    ]
 
 
 def public_differences() -> list[str]:
     found = []
     if sorted(raftq.__all__) != PUBLIC:
-        found.append(f"raftq/__init__.py: __all__ is {sorted(raftq.__all__)}, pinned is {PUBLIC}")
+        found.append(
+            f"src/raftq/__init__.py: __all__ is {sorted(raftq.__all__)}, pinned is {PUBLIC}"
+        )
     module = importlib.import_module("raftq")
     for name in raftq.__all__:
         try:
             getattr(module, name)
         except (ImportError, AttributeError) as error:
-            found.append(f"raftq/__init__.py: {name} does not load: {error}")
+            found.append(f"src/src/raftq/__init__.py: {name} does not load: {error}")
     return found
 
 
@@ -144,11 +174,11 @@ def report(found: list[str]) -> str:
 
 def test_the_repository_keeps_its_own_rules() -> None:
     everywhere = (no_leftovers, no_bare_imports)
-    library = (short_files, short_functions, docstrings, no_print, no_silent_except)
+    library = (short_files, short_functions, docstrings, no_print, no_silent_except, cores_do_no_io)
     found = violations(files(*LIBRARY), *library, *everywhere)
     found += violations(files("tests"), some_small, *everywhere)
     found += violations(files(".ci"), *everywhere)
-    found += package_differences()
+    found += homonyms()
     found += public_differences()
     assert not found, report(found)
 
@@ -163,6 +193,7 @@ def test_each_rule_finds_what_it_is_for() -> None:
         no_silent_except: "try:\n    x = 1\nexcept ValueError:\n    pass\n",
         no_leftovers: "x = 1  # TO" + "DO: later\n",
         no_bare_imports: "import node.storage\nfrom client import wire\n",
+        cores_do_no_io: '"""A thing. (Core.)"""\n\nimport time\n',
         some_small: "@pytest.mark.full\ndef test_a():\n    x = 1\n",
     }
     for rule, text in offenders.items():

@@ -4,7 +4,7 @@ Each is a function of a session, so it runs from the command line (`raftq spark 
 spark-submit, or from a notebook. Records stay in Spark; only aggregates come to the driver.
 """
 
-from raftq.client.spark.pipelines.archiving import Progress, archive, archived
+from raftq.client.spark.pipelines.archiving import ArchiveProgress, archive, archived
 from raftq.client.spark.pipelines.compaction import compact
 from raftq.client.spark.pipelines.dead_letters import LetterReport, dead_letter_report
 from raftq.client.spark.pipelines.latency import LatencyReport, Origin, latency_report, parse_origin
@@ -13,11 +13,11 @@ from raftq.client.spark.pipelines.replaying import Replay, replay
 from raftq.client.spark.pipelines.selection import Selection
 
 __all__ = [
+    "ArchiveProgress",
     "Done",
     "LatencyReport",
     "LetterReport",
     "Origin",
-    "Progress",
     "Replay",
     "Selection",
     "archive",

@@ -14,10 +14,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.types import DateType
 
+from raftq.client.common.errors import InvalidArgument
 from raftq.client.spark.options import COLUMNS, HEADERS
 from raftq.client.spark.pipelines.outcome import Done
 from raftq.client.spark.schema import read_schema
-from raftq.client.wire.errors import InvalidArgument
 
 PER_TRIGGER = 2_000_000
 LOOK_S = 1  # between two looks at how far the stream is
@@ -25,7 +25,7 @@ DAY_US = 86_400_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ArchiveProgress:
     """A micro-batch is safe."""
 
     batch: int
@@ -41,7 +41,7 @@ class Progress:
         return self.rows_total / self.seconds if self.seconds > 0 else 0.0
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[ArchiveProgress], None]
 
 
 def archive(  # noqa: PLR0913 - a public API
@@ -117,7 +117,7 @@ class _Watch:
             self._batches += 1
             if self._tell is not None:
                 seconds = perf_counter() - self._began
-                self._tell(Progress(self._seen, one["numInputRows"], self._rows, seconds))
+                self._tell(ArchiveProgress(self._seen, one["numInputRows"], self._rows, seconds))
 
     def finish(self, query: Any) -> Done:
         self.look(query)

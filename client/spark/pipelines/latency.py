@@ -17,11 +17,11 @@ from typing import Any, Literal
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sql
 
+from raftq.client.common.errors import InvalidArgument
 from raftq.client.spark.pipelines.latency_picture import LatencyFigures, Point, draw_latency
 from raftq.client.spark.pipelines.outcome import Drawn
 from raftq.client.spark.pipelines.picture_file import BUCKETS_MAX, save_picture, too_many
 from raftq.client.spark.pipelines.selection import Selection, bucket_of, header_text, read_range
-from raftq.client.wire.errors import InvalidArgument
 
 TABLE = "latency"
 PICTURE = "latency.png"

@@ -11,10 +11,10 @@ from time import perf_counter
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
+from raftq.client.common.errors import UnknownTopic
 from raftq.client.spark.pipelines.archiving import archived
 from raftq.client.spark.pipelines.outcome import Done
 from raftq.client.spark.pipelines.selection import within
-from raftq.client.wire.errors import UnknownTopic
 
 BATCHES_A_SECOND = 10  # when there is a rate: smaller batches, so that it is even
 BATCH_RECORDS_MAX = 4_000

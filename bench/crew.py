@@ -1,0 +1,151 @@
+"""Shell: processes that the figures of queues and groups put to work, seen from the figure.
+
+Each is `python -m raftq_bench.hand ROLE`, gets its settings and its orders as lines of JSON
+and answers each with a line. They share one clock with the figure: CLOCK_MONOTONIC of this machine.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from raftq.client.common.errors import InternalError
+from raftq_bench.runner import Side
+
+ANSWER_S = 120.0
+END_S = 20.0
+
+
+def clock() -> float:
+    """Seconds that mean the same in every process of this machine."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+class Hand:
+    """One process."""
+
+    def __init__(self, role: str, **settings: Any) -> None:
+        command = [sys.executable, "-m", "raftq_bench.hand", role]
+        self._role = role
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.pid = self._child.pid
+        self._send(settings)
+
+    def order(self, verb: str, **facts: Any) -> None:
+        """Say what to do; the answer is to be taken later."""
+        self._send({"do": verb, **facts})
+
+    def answer(self) -> dict[str, Any]:
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline()
+        if not line:
+            raise InternalError(f"a {self._role} process ended with {self._child.wait()}")
+        found = json.loads(line)
+        assert isinstance(found, dict)
+        return found
+
+    def ask(self, verb: str, **facts: Any) -> dict[str, Any]:
+        self.order(verb, **facts)
+        return self.answer()
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self._child.kill()
+        self._child.wait()
+
+    def end(self) -> None:
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            self._child.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def _send(self, facts: dict[str, Any]) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps(facts) + "\n")
+        self._child.stdin.flush()
+
+
+class Crew:
+    """Several processes of one role, ready to work when the constructor returns."""
+
+    def __init__(self, count: int, role: str, **settings: Any) -> None:
+        self.hands: list[Hand] = []
+        try:
+            for number in range(count):
+                self.hands.append(Hand(role, number=number, **settings))
+            for hand in self.hands:
+                hand.answer()
+        except BaseException:
+            self.end()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def all_do(self, verb: str, **facts: Any) -> list[dict[str, Any]]:
+        """At the same time."""
+        for hand in self.hands:
+            hand.order(verb, **facts)
+        return [hand.answer() for hand in self.hands]
+
+    def end(self) -> None:
+        for hand in self.hands:
+            hand.end()
+
+
+class CrewSide(Side):
+    """A side whose slices are the work of a crew; `answers` keeps what it said about each."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        verb: str,
+        facts: dict[str, Any],
+        rest: Callable[[], object] = lambda: None,
+    ) -> None:
+        super().__init__(lambda: 0, rest)
+        self._crew = crew
+        self._verb = verb
+        self._facts = facts
+        self.answers: list[list[dict[str, Any]]] = []
+
+    def slice(self, seconds: float) -> tuple[int, float]:
+        start = time.perf_counter()
+        answers = self._crew.all_do(self._verb, seconds=seconds, **self._facts)
+        taken = time.perf_counter() - start
+        self.answers.append(answers)
+        return sum(int(one["count"]) for one in answers), taken
+
+    def last_count(self) -> int:
+        return sum(int(one["count"]) for one in self.answers[-1])
+
+    def cpu_us(self) -> float:
+        """Of the crew per operation, in all slices."""
+        every = [one for answers in self.answers for one in answers]
+        cpu_s: float = sum(one["cpu_s"] for one in every)
+        count: int = sum(one["count"] for one in every)
+        return cpu_s / max(1, count) * 1e6
+
+
+def lane_sums(answers: Sequence[Sequence[dict[str, Any]]]) -> list[int]:
+    """Records by lane over all slices and hands."""
+    return [
+        sum(counts)
+        for counts in zip(*(one["lanes"] for some in answers for one in some), strict=True)
+    ]

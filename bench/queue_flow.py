@@ -1,0 +1,225 @@
+"""Shell: how many records four workers lease and ack, how much a heap of leases slows that, and
+which lane gets which share.
+
+Records are produced before each slice, untimed; while a slice runs nobody produces.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from raftq.client.sync.clients import Producer
+from raftq.node.queue.core.lanes import LANE_NAMES, STARVATION_S, WEIGHTS
+from raftq_bench.bare_socket import bare_nodes
+from raftq_bench.cluster_runs import ClusterSettings, Target, target, tell
+from raftq_bench.crew import Crew, CrewSide, lane_sums
+from raftq_bench.report import Bar, Result
+from raftq_bench.runner import (
+    BATCH_RECORDS,
+    Timing,
+    endless,
+    interleave,
+    make_batches,
+    make_values,
+)
+
+NODES = 3
+WORKERS = 4
+PARTITIONS = 6
+LEASE_RECORDS = 500
+STREAMS = 2
+"""Portions that each worker process has under way: one being acked while the next is leased."""
+AHEAD, AHEAD_QUICK = 200_000, 40_000
+"""Records that are there when a slice begins: more than are taken in it."""
+HELD, HELD_QUICK = 500_000, 5_000
+HOLD_S = 3_600.0
+IN_FLIGHT_MAX = 1_000_000
+RATE_MIN, KEPT_MIN = 60_000, 0.9
+SHARE_POINTS_MAX = 2.0
+LANES_S = 35
+WORK = {"records": LEASE_RECORDS, "streams": STREAMS}
+
+
+class Supply:
+    """Keeps so many records per lane waiting in a topic."""
+
+    def __init__(self, producer: Producer, topic: str, lanes: Sequence[int] = (2,)) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._lanes = lanes
+        self._following = endless(make_batches(make_values()))
+        self._turn = 0
+
+    def add(self, count: int) -> None:
+        """Rounded up to whole batches, the same number in each lane of each partition."""
+        for _ in range(-(-count // (BATCH_RECORDS * len(self._lanes)))):
+            partition = self._turn % PARTITIONS
+            self._turn += 1
+            for lane in self._lanes:
+                values = self._following()
+                self._producer.send_many(self._topic, values, priority=lane, partition=partition)
+        self._producer.flush()
+
+
+def _side(crew: Crew, supply: Supply) -> CrewSide:
+    """Four workers who find as much before each slice as before the last."""
+
+    def rest() -> None:
+        supply.add(side.last_count())
+        os.sync()
+
+    side = CrewSide(crew, "drain", WORK, rest)
+    return side
+
+
+def measure_rate(settings: ClusterSettings) -> list[Result]:
+    ahead = settings.base.size(AHEAD, AHEAD_QUICK)
+    with (
+        target(settings, NODES) as found,
+        bare_nodes(found.directory, NODES) as port,
+        Producer(found.bootstrap) as producer,
+    ):
+        topic = found.create("lease", PARTITIONS, NODES, in_flight_max=IN_FLIGHT_MAX)
+        supply = Supply(producer, topic)
+        supply.add(ahead)
+        with Crew(WORKERS, "drain", bootstrap=found.bootstrap, topic=topic) as crew:
+            ours = _side(crew, supply)
+            bare = CrewSide(crew, "bare", {"records": LEASE_RECORDS, "port": port})
+            before = found.cpu_s()
+            timings = interleave(found.settings, {"raftq": ours, "bare": bare})
+            after = found.cpu_s()
+    notes = [
+        f"{WORKERS} worker processes on {PARTITIONS} partitions, each with {STREAMS} portions of "
+        f"{LEASE_RECORDS} under way",
+        f"processor time per record: {ours.cpu_us():.2f} us in the workers"
+        + _nodes_cpu(before, after, timings["raftq"], " in the nodes, producing included"),
+    ]
+    return [
+        Result(
+            figure="lease-ack",
+            title=f"3 nodes, replication 3, {WORKERS} workers: lease + ack",
+            unit="records/s",
+            value=timings["raftq"].rate,
+            measured_s=timings["raftq"].seconds,
+            fsync="interval",
+            baseline_name="bare sockets and files: two notes written to three files and the "
+            "records read, by as many processes, in turns with it",
+            baseline=timings["bare"].rate,
+            bar=Bar("value", RATE_MIN),
+            notes=notes,
+            detail={name: timing.facts() for name, timing in timings.items()},
+        ).judge(settings.base)
+    ]
+
+
+def _nodes_cpu(before: float | None, after: float | None, timing: Timing, where: str) -> str:
+    if before is None or after is None:
+        return ""
+    return f", {(after - before) / timing.count * 1e6:.2f} us{where}"
+
+
+def measure_in_flight(settings: ClusterSettings) -> list[Result]:
+    """Two topics in turns: in one of them half a million records are leased and not settled."""
+    ahead = settings.base.size(AHEAD, AHEAD_QUICK)
+    held = settings.base.size(HELD, HELD_QUICK)
+    with target(settings, NODES) as found, Producer(found.bootstrap) as producer:
+        sides: dict[str, CrewSide] = {}
+        crews: list[Crew] = []
+        try:
+            for name, count in (("held", held), ("free", 0)):
+                topic = found.create(name, PARTITIONS, NODES, in_flight_max=IN_FLIGHT_MAX)
+                supply = Supply(producer, topic)
+                supply.add(count + ahead)
+                if count:
+                    crews.append(_hold(found, topic, count))
+                crews.append(Crew(WORKERS, "drain", bootstrap=found.bootstrap, topic=topic))
+                sides[name] = _side(crews[-1], supply)
+            timings = interleave(found.settings, dict(sides))
+        finally:
+            for crew in crews:
+                crew.end()
+    return [
+        Result(
+            figure="in-flight",
+            title=f"the same with {held:,} records in flight",
+            unit="records/s",
+            value=timings["held"].rate,
+            measured_s=timings["held"].seconds,
+            fsync="interval",
+            baseline_name="the same with none, in turns with it",
+            baseline=timings["free"].rate,
+            bar=Bar("ratio", KEPT_MIN),
+            notes=[f"held by one more process, in leases of {LEASE_RECORDS} and less"],
+            detail={name: timing.facts() for name, timing in timings.items()},
+        ).judge(settings.base)
+    ]
+
+
+def _hold(found: Target, topic: str, count: int) -> Crew:
+    crew = Crew(1, "drain", bootstrap=found.bootstrap, topic=topic, visibility_timeout=HOLD_S)
+    got = crew.hands[0].ask("hold", count=count, records=LEASE_RECORDS)["count"]
+    tell(f"{got:,} records are held")
+    assert got >= count, "so many could not be leased"
+    return crew
+
+
+def measure_lanes(settings: ClusterSettings) -> list[Result]:
+    """All lanes have records all the time."""
+    ahead = settings.base.size(AHEAD, AHEAD_QUICK)
+    every = range(len(LANE_NAMES))
+    with target(settings, NODES) as found, Producer(found.bootstrap) as producer:
+        topic = found.create("lanes", PARTITIONS, NODES, in_flight_max=IN_FLIGHT_MAX)
+        supply = Supply(producer, topic, every)
+        # The first lane gives half of what is taken, so each needs that much.
+        supply.add(ahead * 3)
+
+        with Crew(WORKERS, "drain", bootstrap=found.bootstrap, topic=topic) as crew:
+
+            def rest() -> None:
+                taken = lane_sums(side.answers[-1:])
+                supply.add(max(taken) * len(every))
+
+            side = CrewSide(crew, "drain", WORK, rest)
+            # As long as a lane may wait, and more.
+            seconds = settings.base.size(LANES_S, 0) or found.settings.seconds
+            longer = replace(found.settings, seconds=max(seconds, found.settings.seconds))
+            timing = interleave(longer, {"raftq": side})["raftq"]
+    return _lane_results(settings, timing, side.answers)
+
+
+def _lane_results(
+    settings: ClusterSettings, timing: Timing, answers: Sequence[Sequence[dict[str, Any]]]
+) -> list[Result]:
+    counts = lane_sums(answers)
+    points = [100 * count / sum(counts) for count in counts]
+    off = max(abs(found - weight) for found, weight in zip(points, WEIGHTS, strict=True))
+    shares = ", ".join(
+        f"{name} {share:.2f}" for name, share in zip(LANE_NAMES, points, strict=True)
+    )
+    gaps = [max(gap) for gap in zip(*(one["gaps_s"] for some in answers for one in some),
+                                    strict=True)]  # fmt: skip
+    detail = {"counts": counts, "shares": points, "gaps_s": gaps}
+    return [
+        Result(
+            figure="lanes",
+            title="five busy lanes: worst distance from 50/25/15/7/3",
+            unit="points",
+            value=off,
+            measured_s=timing.seconds,
+            fsync="interval",
+            bar=Bar("value", SHARE_POINTS_MAX, at_most=True),
+            notes=[f"shares in %: {shares}", f"{timing.count:,} records, {timing.rate:,.0f}/s"],
+            detail=detail,
+        ).judge(settings.base),
+        Result(
+            figure="lanes",
+            title="the same: longest time that one worker saw nothing of a lane",
+            unit="s",
+            value=max(gaps),
+            measured_s=timing.seconds,
+            fsync="interval",
+            bar=Bar("value", STARVATION_S, at_most=True),
+            detail=detail,
+        ).judge(settings.base),
+    ]

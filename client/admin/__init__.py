@@ -1,0 +1,1 @@
+"""The admin client: topics, nodes, groups, dead letters, delayed records, recovery."""

@@ -1,0 +1,1 @@
+"""The consumer: fetches ahead, polls, and its place in a group."""

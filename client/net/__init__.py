@@ -1,0 +1,1 @@
+"""Connections to nodes, and who leads what."""

@@ -1,0 +1,283 @@
+"""Shell: which node leads which partition, learned from any node of the cluster.
+
+The first answer comes from a bootstrap address; from then on every known node may be asked, and the
+bootstrap addresses again when none of those answers. Callers that need newer routes join the
+question that is under way, and questions are never asked more often than `refresh_ms_min`.
+
+A node may lag behind what another has said, so an answer with an older epoch never replaces a newer
+one. Nothing is forgotten because a node does not answer.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from raftq.client.common.backoff import copy_error
+from raftq.client.common.errors import (
+    ConnectFailed,
+    NotLeader,
+    QueueClosed,
+    RaftqError,
+    UnknownTopic,
+)
+from raftq.client.common.tasks import Tasks, sleep
+from raftq.client.net.connection import Connection
+from raftq.client.net.pool import Pool
+from raftq.client.options import Address, ClientOptions, show
+from raftq.client.wire.messages import (
+    Metadata,
+    MetadataReply,
+    NodeInfo,
+    PartitionInfo,
+    TopicInfo,
+)
+
+HEDGE_S = 0.3  # without an answer for so long, the next node is asked too
+ATTEMPT_S = 2.0
+SILENT_S = 3.0
+"""Whoever did not answer, or may know too little, is asked after the others for so long."""
+
+
+class Routes:
+    """Nodes, topics and leaders, as far as they are known."""
+
+    def __init__(
+        self, bootstrap: list[Address], pool: Pool, options: ClientOptions, tasks: Tasks
+    ) -> None:
+        self.nodes: dict[int, NodeInfo] = {}
+        self.topics: dict[str, TopicInfo] = {}
+        self.missing: dict[str, float] = {}  # topics nobody knows, and since when
+        self.controller: int | None = None
+        self.cluster_id: str | None = None
+        self._bootstrap = bootstrap
+        self._pool = pool
+        self._options = options
+        self._tasks = tasks
+        self._wanted: dict[str, None] = {}
+        self._listeners: list[Callable[[], None]] = []
+        self._running: asyncio.Task[None] | None = None
+        self._asked_at = float("-inf")
+        self._asked = 0
+        self._avoided: dict[Address, float] = {}  # until when others are asked first
+        self._timer: asyncio.TimerHandle | None = None
+        self._problem: RaftqError | None = None
+        self._stopped = False
+
+    # What is known.
+
+    def leader(self, topic: str, partition: int) -> tuple[int, Address] | None:
+        """(node id, address) of a partition's leader, or None when there is none known."""
+        info = self.partition(topic, partition)
+        if info is None or info.leader is None:
+            return None
+        node = self.nodes.get(info.leader)
+        return None if node is None else (node.node_id, (node.host, node.port))
+
+    def partition(self, topic: str, partition: int) -> PartitionInfo | None:
+        info = self.topics.get(topic)
+        if info is None or not 0 <= partition < len(info.partitions):
+            return None
+        return info.partitions[partition]
+
+    def addresses(self) -> list[Address]:
+        """Whom to ask, the likeliest to answer first."""
+        known = [(node.host, node.port) for node in self.nodes.values() if node.alive]
+        dead = [(node.host, node.port) for node in self.nodes.values() if not node.alive]
+        # In turn, as a node that is cut off from the others would give the same old answer again.
+        first = self._asked % len(known) if known else 0
+        known = known[first:] + known[:first]
+        every = list(dict.fromkeys((*known, *self._bootstrap, *dead)))
+        now = asyncio.get_running_loop().time()
+        # For a while only: otherwise one that answers, and knows too little, is asked for ever.
+        self._avoided = {one: until for one, until in self._avoided.items() if until > now}
+        return sorted(every, key=self._avoided.__contains__)
+
+    def avoid(self, *addresses: Address) -> None:
+        """Ask others first for a while."""
+        until = asyncio.get_running_loop().time() + SILENT_S
+        self._avoided.update(dict.fromkeys(addresses, until))
+
+    def describe_leader(self, topic: str, partition: int) -> str:
+        found = self.leader(topic, partition)
+        return "nobody" if found is None else f"node {found[0]} at {show(found[1])}"
+
+    # Learning more.
+
+    def watch(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after every change of routes."""
+        self._listeners.append(listener)
+
+    def want(self, topics: Iterable[str]) -> None:
+        """Ask about these topics from now on."""
+        self._wanted.update(dict.fromkeys(topics))
+
+    def unwant(self, topic: str) -> None:
+        self._wanted.pop(topic, None)
+        self.topics.pop(topic, None)
+        self.missing.pop(topic, None)
+
+    def request_refresh(self) -> "asyncio.Task[None]":
+        """Ask again soon; joins a question that is under way. The task never fails."""
+        if self._running is None or self._running.done():
+            self._running = self._tasks.spawn(self._refresh_quietly())
+        return self._running
+
+    async def refresh(self) -> None:
+        """Ask again and wait for the answer. Raises when nobody answers."""
+        if not self._stopped:
+            await asyncio.wait((self.request_refresh(),))
+        if self._stopped:
+            raise QueueClosed("the client was closed meanwhile")
+        if self._problem is not None:
+            raise copy_error(self._problem)
+
+    async def topic(self, name: str) -> TopicInfo:
+        """A topic's routes, asked for until they are known.
+
+        UnknownTopic when the nodes do not know it for `topic_grace_ms`, ConnectFailed when nobody
+        answers for `bootstrap_ms`. Those who cannot wait so long bring their own timeout.
+        """
+        loop = asyncio.get_running_loop()
+        self.want((name,))
+        began = loop.time()
+        while (info := self.topics.get(name)) is None:
+            try:
+                await self.refresh()
+            except RaftqError:
+                if self._stopped or loop.time() - began >= self._options.bootstrap_ms / 1000:
+                    raise
+                await sleep(self._options.retry_backoff_ms_max / 1000)
+                continue
+            if self.is_missing(name, loop.time()):
+                self.unwant(name)
+                raise UnknownTopic(f"no topic is named {name!r}")
+            if name not in self.topics:
+                await sleep(self._options.retry_backoff_ms / 1000)
+        return info
+
+    def is_missing(self, topic: str, now: float) -> bool:
+        """Whether the nodes have said for the whole grace time that there is no such topic."""
+        since = self.missing.get(topic)
+        return since is not None and now - since >= self._options.topic_grace_ms / 1000
+
+    def hint(self, topic: str, partition: int, error: RaftqError) -> None:
+        """Use what a NotLeader says about the new leader."""
+        leader, epoch = error.details.get("leader"), error.details.get("epoch")
+        info = self.partition(topic, partition)
+        if (
+            isinstance(error, NotLeader)
+            and info is not None
+            and isinstance(leader, int)
+            and isinstance(epoch, int)
+            and epoch > info.epoch
+            and leader in self.nodes
+        ):
+            known = self.topics[topic]
+            parts = list(known.partitions)
+            parts[partition] = PartitionInfo(partition, leader, epoch, info.replicas, info.isr)
+            self.topics[topic] = _with_partitions(known, tuple(parts))
+            self._tell()
+
+    def start(self) -> None:
+        """Ask from time to time even if nothing fails."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._options.refresh_ms / 1000, self._ring)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _ring(self) -> None:
+        if self._wanted:
+            self.request_refresh()
+        self.start()
+
+    async def _refresh_quietly(self) -> None:
+        loop = asyncio.get_running_loop()
+        wait = self._asked_at + self._options.refresh_ms_min / 1000 - loop.time()
+        if wait > 0:
+            await sleep(wait)
+        self._asked_at = loop.time()
+        self._asked += 1
+        try:
+            reply = await self._ask_anyone(Metadata(tuple(self._wanted)))
+        except RaftqError as error:
+            self._problem = error
+            return
+        self._problem = None
+        self._learn(reply, loop.time())
+        self._tell()
+
+    async def _ask_anyone(self, request: Metadata) -> MetadataReply:
+        """The first answer; the next node is asked when one fails or takes long."""
+        failures: dict[Address, str] = {}
+        asked: dict[asyncio.Task[MetadataReply | RaftqError], Address] = {}
+        left = self.addresses()
+        tried = list(left)
+        try:
+            while left or asked:
+                if left:
+                    address = left.pop(0)
+                    asked[self._tasks.spawn(self._ask(address, request))] = address
+                done, late = await asyncio.wait(
+                    asked,
+                    timeout=HEDGE_S if left else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if not done:
+                    self.avoid(*(asked[task] for task in late))
+                for task in [task for task in asked if task in done]:
+                    address = asked.pop(task)
+                    answer = task.result()
+                    if isinstance(answer, MetadataReply):
+                        return answer
+                    failures[address] = str(answer)
+                    self.avoid(address)
+        finally:
+            for task in asked:
+                task.cancel()
+        reasons = "; ".join(f"{show(one)}: {failures[one]}" for one in tried)
+        raise ConnectFailed(f"no node of the cluster answers (tried {reasons})")
+
+    async def _ask(self, address: Address, request: Metadata) -> MetadataReply | RaftqError:
+        """The answer or the error, as a value."""
+        try:
+            connection: Connection = await self._pool.get(address)
+            return (await connection.request(request, timeout_s=ATTEMPT_S)).message
+        except RaftqError as error:
+            return error
+
+    def _learn(self, reply: MetadataReply, now: float) -> None:
+        self.cluster_id = reply.cluster_id
+        self.controller = reply.controller
+        # What a lagging node says about addresses may be old; the next question goes to another.
+        self.nodes.update({node.node_id: node for node in reply.nodes})
+        for topic in reply.topics:
+            if topic.error:
+                self.missing.setdefault(topic.topic, now)
+                if self.is_missing(topic.topic, now):
+                    self.topics.pop(topic.topic, None)
+            else:
+                self.missing.pop(topic.topic, None)
+                self.topics[topic.topic] = self._newer(self.topics.get(topic.topic), topic)
+
+    def _newer(self, known: TopicInfo | None, told: TopicInfo) -> TopicInfo:
+        if known is None or told.topic_id > known.topic_id:
+            return told
+        if told.topic_id < known.topic_id:
+            return known
+        parts = list(told.partitions)
+        parts += known.partitions[len(parts) :]
+        for at, old in enumerate(known.partitions):
+            if old.epoch > parts[at].epoch:
+                parts[at] = old
+        return _with_partitions(told, tuple(parts))
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+
+def _with_partitions(topic: TopicInfo, partitions: tuple[PartitionInfo, ...]) -> TopicInfo:
+    return TopicInfo(topic.topic, partitions, topic.error, topic.topic_id, topic.config)

@@ -1,0 +1,394 @@
+"""Records on their way into batches. (Shell: callers' threads and the loop meet here.)
+
+    open ──full, lingered, flush, nothing in flight──> closed ──> the sender's window ──> settled
+
+There is one open batch per (partition, lane), as plain lists of columns: adding a record is a few
+list appends under one lock. What the sender has to look at is noted and its loop woken once, not
+once per record. Records without a key go to one partition until its batch is closed, then to the
+next one.
+
+Invariants: `used` is the bytes of all batches that are not settled, and stays within
+`buffer_bytes` unless a single record is bigger; a closed batch never gets another record; batches
+of a partition are closed in the order in which they were opened per lane.
+
+Records of a batch that do not bring a timestamp share the time at which the batch was opened.
+Not done here: encoding, sequences, sending (sender.py).
+"""
+
+import asyncio
+import threading
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import mmh3
+
+from raftq.client.common.backoff import copy_error
+from raftq.client.common.errors import RaftqError
+from raftq.client.common.types import Times
+from raftq.client.options import LANES, ProducerOptions
+from raftq.client.producer.outbox import Outbox, OutgoingBatch, OutgoingTopic
+from raftq.client.results import Deliveries, Delivery
+from raftq.client.wire.record import Headers
+
+RECORD_BYTES = 16  # what a record costs beyond its key, value and headers
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition of a key: murmur3 (32 bits, seed 0, unsigned) modulo the partitions."""
+    return int(mmh3.hash(key, signed=False)) % partitions
+
+
+class Accumulator:
+    """Takes records from any thread; its sender takes batches on the loop.
+
+    `wake` is called, under the lock and at most once until the sender calls `look`, when the sender
+    has something to see.
+    """
+
+    def __init__(
+        self,
+        options: ProducerOptions,
+        loop: asyncio.AbstractEventLoop,
+        wake: Callable[[], object],
+    ) -> None:
+        self.options = options
+        self.loop = loop
+        self.lock = threading.Lock()
+        self.room = threading.Condition(self.lock)
+        self.used = 0
+        self.topics: dict[str, OutgoingTopic] = {}
+        self.unsettled: dict[OutgoingBatch, None] = {}
+        self.refusal: RaftqError | None = None  # why nothing is taken any more
+        self.starved = 0  # threads that wait for room
+        self.starving: deque[asyncio.Future[None]] = deque()  # tasks of the loop that do
+        self._wake = wake
+        self._woken = False
+        self._opened: list[OutgoingBatch] = []
+        self._ready: dict[Outbox, None] = {}
+        self._batch_bytes = options.batch_bytes
+        self._batch_records = options.batch_records
+        self._buffer_bytes = options.buffer_bytes
+        self._size_max = options.value_bytes_max + RECORD_BYTES
+
+    def set_partitions(self, name: str, partitions: int, topic_id: int) -> OutgoingTopic | None:
+        """Make a topic known, or longer: its partitions never become fewer. The topic that had the
+        name before, if it was another one; nothing is added to that any more."""
+        with self.lock:
+            topic = self.topics.get(name)
+            if topic is not None and topic.topic_id == topic_id:
+                known = len(topic.outboxes)
+                topic.outboxes += [Outbox(name, number) for number in range(known, partitions)]
+                return None
+            self.topics[name] = OutgoingTopic(name, partitions, topic_id)
+            return self._cut_off(topic)
+
+    def forget(self, name: str) -> OutgoingTopic | None:
+        """A topic is gone; nothing is added to it any more."""
+        with self.lock:
+            return self._cut_off(self.topics.pop(name, None))
+
+    def _cut_off(self, topic: OutgoingTopic | None) -> OutgoingTopic | None:
+        for outbox in topic.every() if topic is not None else ():
+            for batch in outbox.open:
+                if batch is not None:
+                    batch.close()
+                    outbox.closed.append(batch)
+        return topic
+
+    def lacks(self, name: str, partition: int | None) -> bool:
+        """Whether a topic, or a partition by its number, is not known."""
+        topic = self.topics.get(name)
+        return topic is None or (partition is not None and partition >= len(topic.outboxes))
+
+    def offer_value(self, topic_name: str, value: bytes, priority: str | int) -> Delivery | None:
+        """Take a value alone, the shortest way; None when only `offer` can say what to do.
+
+        Most records come here, so nothing is done that can be done once per batch.
+        """
+        size = len(value) + RECORD_BYTES
+        with self.lock:
+            topic = self.topics.get(topic_name)
+            if topic is None:
+                return None
+            batch = topic.sticky.get(priority)
+            if batch is None or not batch.plain or size > self._size_max:
+                return None
+            used = self.used + size
+            if used > self._buffer_bytes:
+                return None
+            values = batch.values
+            index = len(values)
+            values.append(value)
+            self.used = used
+            batch.size += size
+            if batch.size >= self._batch_bytes or index >= self._batch_records - 1:
+                self._close(batch)
+        return Delivery(batch, index)
+
+    def offer(  # noqa: PLR0913 - a record's fields, on the hot path
+        self,
+        topic_name: str,
+        value: bytes,
+        key: bytes | None,
+        headers: Headers | None,
+        priority: str | int,
+        partition: int | None,
+        timestamp: int | None,
+        times: Times | None = None,
+    ) -> Delivery | None:
+        """Take one record that was checked; None when there is no room, or its topic or partition
+        is unknown."""
+        lane = LANES[priority]
+        with self.lock:
+            if self.refusal is not None:
+                raise copy_error(self.refusal)
+            if self.lacks(topic_name, partition):
+                return None
+            topic = self.topics[topic_name]
+            size = len(value) + RECORD_BYTES + (0 if key is None else len(key))
+            if headers:
+                size += sum([len(name) + len(item) + 4 for name, item in headers.items()])
+            if self.used + size > self._buffer_bytes and self.used:
+                return None
+            later = times is not None and times[0] > 0
+            if partition is not None:
+                batch = self._batch(topic.outboxes[partition], lane, later)
+                batch.by_number = True
+            elif key is not None:
+                number = mmh3.hash(key, signed=False) % len(topic.outboxes)
+                batch = self._batch(topic.outboxes[number], lane, later)
+                batch.by_key = True
+            else:
+                batch = self._sticky(topic, priority, lane, later)
+            index = len(batch.values)
+            batch.add(value, key, headers, timestamp)
+            if times is not None:
+                batch.add_times(times)
+            self.used += size
+            batch.size += size
+            if batch.size >= self._batch_bytes or index + 1 >= self._batch_records:
+                self._close(batch)
+            return Delivery(batch, index)
+
+    def offer_many(
+        self,
+        topic_name: str,
+        rows: "SendRows",
+        priority: str | int,
+        partition: int | None,
+        deliveries: Deliveries,
+    ) -> bool:
+        """Take as many rows as there is room for; whether all were taken. Rows know how far."""
+        lane = LANES[priority]
+        with self.lock:
+            if self.refusal is not None:
+                raise copy_error(self.refusal)
+            if self.lacks(topic_name, partition):
+                return False
+            topic = self.topics[topic_name]
+            while rows.at < rows.count:
+                room = self._buffer_bytes - self.used
+                if self.used and rows.next_size() > room:
+                    return False
+                if partition is not None:
+                    batch = self._batch(topic.outboxes[partition], lane)
+                    batch.by_key = batch.by_key or rows.by_key
+                    batch.by_number = batch.by_number or not rows.by_key
+                else:
+                    batch = self._sticky(topic, priority, lane)
+                limits = (self._batch_records - len(batch.values), self._batch_bytes - batch.size)
+                end, size = rows.cut(limits, room)
+                deliveries.add(batch, len(batch.values), rows.positions[rows.at : end])
+                batch.extend(*rows.take(end))
+                self.used += size
+                batch.size += size
+                if batch.size >= self._batch_bytes or len(batch.values) >= self._batch_records:
+                    self._close(batch)
+            return True
+
+    def wait_for_room(self, size: int, timeout_s: float) -> bool:
+        """Block this thread until so many bytes fit; whether they did in time."""
+        with self.lock:
+            self.starved += 1
+            try:
+                return self.room.wait_for(
+                    lambda: (
+                        not self.used
+                        or self.used + size <= self._buffer_bytes
+                        or self.refusal is not None
+                    ),
+                    timeout_s,
+                )
+            finally:
+                self.starved -= 1
+
+    def refuse(self, error: RaftqError) -> None:
+        """Take nothing any more."""
+        with self.lock:
+            self.refusal = error
+            for topic in self.topics.values():
+                topic.sticky.clear()
+                topic.sticky_later.clear()
+            self.room.notify_all()
+
+    def _sticky(
+        self, topic: OutgoingTopic, priority: str | int, lane: int, later: bool = False
+    ) -> OutgoingBatch:
+        """The open batch that records without a key go to now."""
+        sticky = topic.sticky_later if later else topic.sticky
+        batch = sticky.get(priority)
+        if batch is None or batch.closed:
+            batch = sticky[priority] = self._batch(topic.choose(), lane, later)
+        return batch
+
+    def _batch(self, outbox: Outbox, lane: int, later: bool = False) -> OutgoingBatch:
+        """The open batch of a partition and lane."""
+        if later:
+            outbox = outbox.for_later()
+        batch = outbox.open[lane]
+        if batch is None:
+            now = self.options.wall_ms()
+            batch = outbox.open[lane] = OutgoingBatch(self.lock, self.loop, outbox, lane, now)
+            self.unsettled[batch] = None
+            self._opened.append(batch)
+            self._call()
+        return batch
+
+    def _close(self, batch: OutgoingBatch) -> None:
+        batch.close()
+        batch.outbox.closed.append(batch)
+        self._ready[batch.outbox] = None
+        self._call()
+
+    def _call(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._wake()
+
+    # What the sender calls, on the loop.
+
+    def look(self) -> tuple[list[OutgoingBatch], list[Outbox]]:
+        """Batches opened and outboxes with batches closed since the last look."""
+        with self.lock:
+            self._woken = False
+            opened, self._opened = self._opened, []
+            ready = list(self._ready)
+            self._ready.clear()
+            return opened, ready
+
+    def take(self, outbox: Outbox, idle: bool) -> OutgoingBatch | None:
+        """The next batch to send: a closed one, or one that is due or need not wait."""
+        with self.lock:
+            if not outbox.closed:
+                for batch in outbox.open:
+                    if batch is not None and (batch.due or (idle and batch.values)):
+                        batch.close()
+                        return batch
+                return None
+            return outbox.closed.popleft()
+
+    def has_work(self, outbox: Outbox, idle: bool) -> bool:
+        """Whether `take` would give a batch."""
+        if outbox.closed:
+            return True
+        return any(one is not None and (one.due or idle) for one in outbox.open)
+
+    def finish(self, batch: OutgoingBatch, error: RaftqError | None) -> None:
+        """The end of a batch: its bytes are free, and everyone who waits for it learns of it."""
+        with self.lock:
+            if not batch.closed:
+                batch.close()
+            del self.unsettled[batch]
+            self.used -= batch.size
+            if self.starved:
+                self.room.notify_all()
+        if self.starving:
+            self._feed(batch.count if self.used else len(self.starving))
+        batch.raw = None
+        batch.drop_columns()
+        batch.settle(error)
+
+    def _feed(self, count: int) -> None:
+        """Let so many tasks try again, the longest waiting first: there is room for about as many
+        records as a batch had. Whoever still finds none waits for the next batch."""
+        starving = self.starving
+        while starving and count > 0:
+            future = starving.popleft()
+            if not future.done():
+                future.set_result(None)
+                count -= 1
+
+    def withdraw(self, batch: OutgoingBatch) -> None:
+        """Take a batch back that `take` has not given out."""
+        with self.lock:
+            if not batch.closed:
+                batch.close()
+            elif batch in batch.outbox.closed:
+                batch.outbox.closed.remove(batch)
+
+    def push_out(self) -> list[OutgoingBatch]:
+        """Make every open batch due; all batches that are not settled."""
+        with self.lock:
+            for batch in self.unsettled:
+                batch.due = True
+            return list(self.unsettled)
+
+
+def _ends(values: Sequence[bytes], keys: Sequence[bytes | None] | None) -> Sequence[int]:
+    """Where the records end when they are laid side by side, from 0 on."""
+    lengths = list(map(len, values))
+    if keys is not None:
+        sizes = [
+            size + RECORD_BYTES + (0 if key is None else len(key))
+            for size, key in zip(lengths, keys, strict=True)
+        ]
+    elif lengths and lengths.count(lengths[0]) == len(lengths):
+        # Records of one size are common where there are many of them.
+        step = lengths[0] + RECORD_BYTES
+        return range(0, step * len(lengths) + 1, step)
+    else:
+        sizes = [size + RECORD_BYTES for size in lengths]
+    return list(accumulate(sizes, initial=0))
+
+
+class SendRows:
+    """The values (and keys) of one `send_many` on their way to one choice of partition."""
+
+    __slots__ = ("at", "by_key", "count", "ends", "keys", "positions", "values")
+
+    def __init__(
+        self,
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None = None,
+        positions: Sequence[int] | None = None,
+        by_key: bool = False,
+    ) -> None:
+        self.by_key = by_key  # the keys have chosen the partition
+        self.values = values
+        self.keys = keys
+        self.count = len(values)
+        self.positions: Sequence[int] = range(self.count) if positions is None else positions
+        self.ends = _ends(values, keys)
+        self.at = 0
+
+    def next_size(self) -> int:
+        return self.ends[self.at + 1] - self.ends[self.at]
+
+    def cut(self, limits: tuple[int, int], room: int) -> tuple[int, int]:
+        """(end, bytes) of the rows from `at` on that fit, at least one."""
+        records, batch_bytes = limits
+        start = self.at
+        ends = self.ends
+        base = ends[start]
+        most = min(start + records, self.count)
+        # The record that reaches batch_bytes closes the batch, so it is the last to go in.
+        end = min(bisect_left(ends, base + batch_bytes, start + 1, most + 1), most)
+        if ends[end] - base > room:
+            end = max(bisect_right(ends, base + room, start, end) - 1, start + 1)
+        return end, ends[end] - base
+
+    def take(self, end: int) -> tuple[Sequence[bytes], Sequence[bytes | None] | None]:
+        start, self.at = self.at, end
+        return self.values[start:end], None if self.keys is None else self.keys[start:end]

@@ -1,0 +1,237 @@
+"""What waits for one partition: its batches, from the first record to the acknowledgement. (Shell.)
+
+Plain state, changed by two parties: the accumulator fills and closes batches under its lock, the
+sender encodes, sends and settles them on the loop. Each field says to whom it belongs.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from raftq.client.common.backoff import copy_error, out_of_time
+from raftq.client.common.errors import RaftqError
+from raftq.client.common.types import Times
+from raftq.client.results import Appended, BatchOutcome
+from raftq.client.wire.layout import LANE_COUNT
+from raftq.client.wire.record import Headers
+
+
+class OutgoingBatch(BatchOutcome):
+    """Records of one partition and lane, from the first `send` to the acknowledgement."""
+
+    __slots__ = (
+        "base_offset", "by_key", "by_number", "closed", "count", "deadline", "deliver_at", "due",
+        "expiries", "headers", "keys", "lane", "maybe_written", "number", "outbox", "plain", "raw",
+        "size", "timestamp", "timestamps", "turn", "values", "waits",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        loop: asyncio.AbstractEventLoop,
+        outbox: "Outbox",
+        lane: int,
+        timestamp: int,
+    ) -> None:
+        super().__init__(lock, loop)
+        self.outbox = outbox
+        self.lane = lane
+        self.values: list[bytes] = []
+        self.keys: list[bytes | None] | None = None
+        self.headers: list[Headers | None] | None = None
+        self.timestamps: list[int] | None = None
+        self.timestamp = timestamp
+        self.expiries: list[int] | None = None  # 0: never
+        self.deliver_at: list[int] | None = [] if outbox.delayed else None
+        self.plain = True  # open, and values only so far
+        self.size = 0
+        self.count = 0  # set when it is closed
+        self.closed = False
+        self.due = False  # it has waited long enough for more records
+        self.by_key = False  # a key has chosen the partition for some record
+        self.by_number = False  # a caller has
+        self.base_offset = -1
+        # The sender's part.
+        self.deadline = float("inf")
+        self.raw: bytearray | None = None
+        self.turn = 0  # attempts made; an answer to an older one is not for this batch
+        self.waits = False  # in the window, to be sent again
+        self.number = 0  # among the outbox's batches, by sequence
+        self.maybe_written = False  # an attempt ended without a clear answer
+
+    def add(
+        self, value: bytes, key: bytes | None, headers: Headers | None, timestamp: int | None
+    ) -> None:
+        count = len(self.values)
+        self.values.append(value)
+        if key is not None and self.keys is None:
+            self.keys = [None] * count
+        if headers and self.headers is None:
+            self.headers = [None] * count
+        if timestamp is not None and self.timestamps is None:
+            self.timestamps = [self.timestamp] * count
+        if self.keys is not None:
+            self.keys.append(key)
+        if self.headers is not None:
+            self.headers.append(headers)
+        if self.timestamps is not None:
+            self.timestamps.append(self.timestamp if timestamp is None else timestamp)
+        if self.expiries is not None:
+            self.expiries.append(0)
+        self.plain = self._is_plain()
+
+    def add_times(self, times: Times) -> None:
+        """When the record that was added last is due, and when it ends."""
+        deliver_at, expires_at = times
+        if self.deliver_at is not None:
+            self.deliver_at.append(deliver_at)
+        if expires_at:
+            if self.expiries is None:
+                self.expiries = [0] * len(self.values)
+            self.expiries[-1] = expires_at
+        self.plain = False
+
+    def _is_plain(self) -> bool:
+        return (
+            self.keys is None
+            and self.headers is None
+            and self.timestamps is None
+            and self.expiries is None
+            and self.deliver_at is None
+        )
+
+    def extend(self, values: Sequence[bytes], keys: Sequence[bytes | None] | None) -> None:
+        count = len(self.values)
+        self.values.extend(values)
+        if keys is not None and self.keys is None:
+            self.keys = [None] * count
+        if self.keys is not None:
+            self.keys.extend([None] * len(values) if keys is None else keys)
+        if self.headers is not None:
+            self.headers.extend([None] * len(values))
+        if self.timestamps is not None:
+            self.timestamps.extend([self.timestamp] * len(values))
+        if self.expiries is not None:
+            self.expiries.extend([0] * len(values))
+        self.plain = self._is_plain()
+
+    def close(self) -> None:
+        self.closed = True
+        self.plain = False
+        self.count = len(self.values)
+        self.outbox.open[self.lane] = None
+
+    def appended(self, index: int) -> Appended:
+        if self.error is not None:
+            raise copy_error(self.error)
+        timestamp = self.timestamp if self.timestamps is None else self.timestamps[index]
+        offset = self.base_offset + index if self.base_offset >= 0 else -1
+        where = self.outbox.topic, self.outbox.partition
+        if self.deliver_at is not None:
+            return Appended(*where, offset, timestamp, True, self.deliver_at[index])
+        return Appended(*where, offset, timestamp)
+
+    def drop_columns(self) -> None:
+        """Once encoded, the bytes are all that is needed; what results tell stays."""
+        self.values = []
+        self.keys = self.headers = self.expiries = None
+
+
+class Outbox:
+    """What waits for one partition. `window` and what follows it belong to the sender.
+
+    Records that are not yet due go to a log of their own with a numbering of its own, so they have
+    an outbox of their own: `later`, made when the first one comes.
+    """
+
+    __slots__ = (
+        "attempts", "closed", "connecting", "delayed", "doubts", "encoded", "gap", "identity",
+        "last_error", "later", "node", "open", "partition", "renewing", "retired", "returned",
+        "sequence", "stuck", "timer", "topic", "window",
+    )  # fmt: skip
+
+    def __init__(self, topic: str, partition: int, delayed: bool = False) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.delayed = delayed
+        self.later: Outbox | None = None
+        self.open: list[OutgoingBatch | None] = [None] * LANE_COUNT
+        self.closed: deque[OutgoingBatch] = deque()
+        self.stuck = False  # nothing gets through right now: records without a key go elsewhere
+        self.window: deque[OutgoingBatch] = deque()  # encoded and not settled, by sequence
+        self.returned: deque[OutgoingBatch] = deque()  # certainly not written, to get new sequences
+        self.identity: tuple[int, int] | None = None  # producer id and epoch
+        self.sequence = 0
+        self.encoded = 0  # batches that have got their sequence numbers
+        self.gap = False  # a sequence number was given up: later ones will be refused
+        self.renewing = False
+        self.connecting = False
+        self.timer: asyncio.TimerHandle | None = None
+        self.attempts = 0
+        self.last_error: RaftqError | None = None
+        self.node: int | None = None  # where the window was sent
+        self.doubts = 0  # refusals that another topic of the same name would explain
+        self.retired: RaftqError | None = None  # the topic is gone: nothing more is sent
+
+    @property
+    def place(self) -> str:
+        return f"{self.topic}/{self.partition}"
+
+    @property
+    def avoided(self) -> bool:
+        """Whether the partition takes nothing right now, of one kind of records or the other."""
+        return self.stuck or (self.later is not None and self.later.stuck)
+
+    def end_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def for_later(self) -> "Outbox":
+        if self.later is None:
+            self.later = Outbox(self.topic, self.partition, delayed=True)
+        return self.later
+
+
+def too_late(batch: OutgoingBatch, timeout_ms: int) -> RaftqError:
+    """The end of a batch whose time is spent."""
+    count = batch.count or len(batch.values)
+    outbox = batch.outbox
+    what = f"{count} records for {outbox.place} were not acknowledged in {timeout_ms} ms"
+    return out_of_time(what, outbox.last_error).with_outcome("failed")
+
+
+class OutgoingTopic:
+    """The outboxes of a topic's partitions. A topic that is deleted and created again is another
+    one: it has another id."""
+
+    __slots__ = ("name", "next", "outboxes", "sticky", "sticky_later", "topic_id")
+
+    def __init__(self, name: str, partitions: int, topic_id: int) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.outboxes = [Outbox(name, number) for number in range(partitions)]
+        # By priority as callers say it: where records without a key go until it is closed.
+        self.sticky: dict[str | int, OutgoingBatch] = {}
+        self.sticky_later: dict[str | int, OutgoingBatch] = {}
+        self.next = 0
+
+    def every(self) -> "Iterator[Outbox]":
+        """All outboxes, those of delayed records too."""
+        for outbox in self.outboxes:
+            yield outbox
+            if outbox.later is not None:
+                yield outbox.later
+
+    def choose(self) -> Outbox:
+        """Round robin, past partitions that are stuck while others are not."""
+        outboxes = self.outboxes
+        count = len(outboxes)
+        for step in range(count):
+            outbox = outboxes[(self.next + step) % count]
+            if not outbox.avoided:
+                self.next = (self.next + step + 1) % count
+                return outbox
+        self.next = (self.next + 1) % count
+        return outboxes[self.next - 1]

@@ -1,0 +1,86 @@
+"""Shell: producer ids, under which nodes recognise batches that they have already.
+
+A producer starts with one id for all its partitions. A partition whose sequence is broken goes on
+under an id of its own (`renew`); the others keep theirs.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from raftq.client.common.backoff import Backoff
+from raftq.client.common.errors import RaftqError
+from raftq.client.common.tasks import Tasks, sleep
+from raftq.client.net.pool import Pool
+from raftq.client.net.routes import Routes
+from raftq.client.options import ProducerOptions
+from raftq.client.producer.outbox import Outbox
+from raftq.client.wire.messages import InitProducer
+
+
+class Identities:
+    """Gives outboxes their producer id and epoch."""
+
+    def __init__(self, options: ProducerOptions, routes: Routes, pool: Pool, tasks: Tasks) -> None:
+        self._options = options
+        self._routes = routes
+        self._pool = pool
+        self._tasks = tasks
+        self._common: tuple[int, int] | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._waiting: list[tuple[Outbox, Callable[[Outbox], None]]] = []
+        self._own: dict[Outbox, None] = {}  # these must not get the common one
+
+    def start_over(self) -> None:
+        """Outboxes that come later must not get the id of those that are there: under it something
+        may still be on its way to partitions of the same name."""
+        self._common = None
+
+    def renew(self, outbox: Outbox) -> None:
+        """This outbox's next id must be a new one."""
+        self._own[outbox] = None
+
+    def give(self, outbox: Outbox, ready: Callable[[Outbox], None]) -> None:
+        """Set the outbox's identity, now or later, then call `ready`."""
+        if self._common is not None and outbox not in self._own:
+            self._assign(outbox, self._common, ready)
+            return
+        if outbox in self._own:
+            del self._own[outbox]
+            self._tasks.spawn(self._ask_for(outbox, ready))
+            return
+        self._waiting.append((outbox, ready))
+        if self._asking is None:
+            self._asking = self._tasks.spawn(self._ask_for_all())
+
+    def _assign(
+        self, outbox: Outbox, identity: tuple[int, int], ready: Callable[[Outbox], None]
+    ) -> None:
+        outbox.identity = identity
+        outbox.sequence = 0
+        outbox.renewing = False
+        ready(outbox)
+
+    async def _ask_for(self, outbox: Outbox, ready: Callable[[Outbox], None]) -> None:
+        self._assign(outbox, await self._ask([outbox]), ready)
+
+    async def _ask_for_all(self) -> None:
+        common = self._common = await self._ask([outbox for outbox, _ in self._waiting])
+        self._asking = None
+        waiting, self._waiting = self._waiting, []
+        for outbox, ready in waiting:
+            self._assign(outbox, common, ready)
+
+    async def _ask(self, outboxes: list[Outbox]) -> tuple[int, int]:
+        """Ask one node after the other until one answers; batches that wait have their own end."""
+        options = self._options
+        backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_ms_max, options.rng)
+        while True:
+            for address in self._routes.addresses():
+                try:
+                    connection = await self._pool.get(address)
+                    reply = (await connection.request(InitProducer())).message
+                    return reply.producer_id, reply.producer_epoch
+                except RaftqError as error:
+                    for outbox in outboxes:
+                        outbox.last_error = error
+            await sleep(backoff.next_s())

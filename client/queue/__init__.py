@@ -1,0 +1,1 @@
+"""The queue client and the worker: leases, handlers, settlements."""

@@ -1,0 +1,124 @@
+"""Settings of queue clients and workers. (Pure.)
+
+Durations in names that end in `_ms` are milliseconds; those that callers of queues use everywhere
+(`visibility_timeout`, `grace`) are seconds.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from raftq.client.common.times import SECONDS_MAX
+from raftq.client.options import ClientOptions, ClientSettings, at_least, group_problems
+
+Start = Literal["earliest", "latest"]
+Handler = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOptions(ClientOptions):
+    """Settings of a queue client."""
+
+    group: str = ""
+    topics: Sequence[str] = ()
+    pattern: str = ""
+    """A regular expression: topics whose whole name matches are leased from, too, as the group's
+    coordinator finds them."""
+    visibility_timeout: float | None = None
+    """For how many seconds a leased record belongs to this client; None: as its topic says. Too
+    short: others get records that are still worked on; too long: those of a dead client wait."""
+    start: Start = "earliest"
+    """Where a group that is new begins."""
+    lease_bytes: int = 4 * 1024 * 1024
+    """In one answer. A bigger record still comes."""
+    settle_ms: int = 15_000
+    """For an ack, nack or the like with all its attempts."""
+    instance_id: str | None = None
+    session_ms: int = 30_000
+    heartbeat_ms: int = 3_000
+
+    def problems(self) -> Iterable[str]:
+        yield from ClientOptions.problems(self)
+        yield from at_least(self, 1, "lease_bytes", "settle_ms")
+        yield from group_problems(self)
+        if not self.group:
+            yield "a queue client needs a group"
+        if not self.topics and not self.pattern:
+            yield "a queue client needs topics or a pattern"
+        if self.start not in ("earliest", "latest"):
+            yield f"start is 'earliest' or 'latest', not {self.start!r}"
+        if self.visibility_timeout is not None:
+            yield from seconds(self, 0.1, "visibility_timeout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions(QueueOptions):
+    """Settings of a worker."""
+
+    handler: Handler
+    """Called with each record: a plain function in a thread, a coroutine function on the loop.
+    When it returns the record is done, when it raises it comes again, and with Reject it becomes a
+    dead letter."""
+    visibility_timeout: float | None = 30.0
+    """The lease, which the worker renews while it has the record: so this is how long the records
+    of a dead worker wait."""
+    concurrency: int = 1
+    """Handlers at a time."""
+    prefetch: int | None = None
+    """Records leased beyond those that are worked on; None: as many as handlers do in a twentieth
+    of a second, but at least `concurrency`. Too many: they wait here while other workers have
+    nothing to do."""
+    grace: float = 30.0
+    """For how many seconds handlers that run when the worker is stopped may still run."""
+    handle_signals: bool = True
+    """Whether `run`, in the main thread, takes SIGINT and SIGTERM for `stop`."""
+
+    def problems(self) -> Iterable[str]:
+        yield from QueueOptions.problems(self)
+        yield from at_least(self, 1, "concurrency")
+        yield from seconds(self, 0, "grace")
+        if self.prefetch is not None:
+            yield from at_least(self, 0, "prefetch")
+        if self.visibility_timeout is None:
+            yield "a worker needs a visibility_timeout, to renew its leases in time"
+        if not callable(getattr(self, "handler", None)):
+            yield f"handler must be a function, not {self.handler!r:.40}"
+
+    @property
+    def lease_s(self) -> float:
+        assert self.visibility_timeout is not None
+        return self.visibility_timeout
+
+
+def seconds(options: object, least: float, *names: str) -> Iterable[str]:
+    for name in names:
+        value = getattr(options, name)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            yield f"{name} must be a number of seconds, not {value!r}"
+        elif not least <= value <= SECONDS_MAX:
+            yield f"{name} must be at least {least} s, not {value}"
+
+
+class QueueSettings(ClientSettings, total=False):
+    """The fields of QueueOptions, as keywords."""
+
+    group: str
+    topics: Sequence[str]
+    pattern: str
+    visibility_timeout: float | None
+    start: Start
+    lease_bytes: int
+    settle_ms: int
+    instance_id: str | None
+    session_ms: int
+    heartbeat_ms: int
+
+
+class WorkerSettings(QueueSettings, total=False):
+    """The fields of WorkerOptions, as keywords."""
+
+    handler: Handler
+    concurrency: int
+    prefetch: int | None
+    grace: float
+    handle_signals: bool

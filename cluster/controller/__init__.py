@@ -1,0 +1,1 @@
+"""Who is alive, who should lead, what has to move."""

@@ -1,0 +1,412 @@
+"""The controller: who is alive, who should lead, what has to move. (Core.)
+
+It acts on the node that leads the metadata's Raft group, and only by proposing commands, so a
+controller that was replaced without knowing it changes nothing.
+
+    Promoted(state)                     begin: every alive node is probed; who answers, or has a
+                                        connection, gets a fresh lease, others half of one
+    Demoted                             forget everything
+    HeartbeatCame(node, incarnation)    renews the lease of that incarnation
+    ConnectionEnded(node)               suspicion: probe at once, again until a sign of life
+    ProbeEnded(node, incarnation, ..)   refused or answered by another process: fence; no answer:
+                                        wait for the lease
+    Changed(changes, state)             what was decided
+    ProposalEnded(command, error)       the answer to a ProposeCommand
+    Tick                                time has passed; send one at `next_deadline()`
+
+A controller that hears no beats while their senders answer its probes is one that nobody can
+connect to: it would fence everybody for a fault of its own. So a voter that is silent for half a
+lease is probed, and when more voters answer without beating than beat, the controller abdicates:
+another one may be reached by all. If nobody else can lead, this node does again after a while.
+
+Beats come from a node that nobody can connect to, too. So leadership is given back only to a node
+that has just answered a probe: a round of balance probes those it would give something to, and each
+that answers begins another round.
+
+At most one proposal is in flight per node to be fenced, one for elections and one for moves. After
+a refusal the next try waits, twice as long each time. A step costs O(nodes); only when elections or
+moves are due, O(partitions). After a step, `next_deadline()` is later than its `now`.
+
+When a step comes much later than its deadline, this process was stopped and heard nobody since the
+step before: that time does not count against the leases, or a pause of the controller would fence
+everybody else.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from raftq.cluster.controller.events import (
+    Abdicate,
+    Changed,
+    ConnectionEnded,
+    ControllerConfig,
+    Demoted,
+    Effect,
+    Event,
+    HeartbeatCame,
+    ProbeEnded,
+    ProbeNode,
+    Promoted,
+    ProposalEnded,
+    ProposeCommand,
+    Tick,
+)
+from raftq.cluster.controller.moves import next_move, unbalanced
+from raftq.cluster.metadata.changes import LeaderResigned, NodeChanged
+from raftq.cluster.metadata.commands import Command, ElectPreferred, FenceNode, MoveReplicas
+from raftq.cluster.metadata.state import ClusterState
+
+_Key = tuple[str, int]
+_ELECTIONS: _Key = ("elections", 0)
+_MOVES: _Key = ("moves", 0)
+_ABDICATION: _Key = ("abdication", 0)
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What is known about one alive node."""
+
+    node_id: int
+    incarnation: int
+    alive_since: float
+    expires_at: float
+    suspected: bool = False
+    probe_at: float = 0.0
+    """When a suspected node may be probed (again)."""
+    probing_until: float | None = None
+    gone: str = ""
+    """Why its process is known to be gone."""
+    may_lead_at: float = 0.0
+    """When it may get leadership back at the earliest, however long it is alive."""
+    heard_at: float = 0.0
+    """When its last beat came; before the first, when it began to be watched."""
+    silent: bool = False
+    """A rival of which nothing was heard for half a lease; it is suspected, and probed, since."""
+    answers: bool = False
+    """It answers probes since it fell silent: it is well, and does not get here."""
+    checked: bool = False
+    """Its next probe is to tell whether it can be given leadership back."""
+    reached_at: float = float("-inf")
+    """When it last answered a probe."""
+
+
+class Controller:
+    """See the module's docstring."""
+
+    def __init__(self, config: ControllerConfig, rng: Random) -> None:
+        self.config = config
+        self._rng = rng
+        self._handlers: dict[type, Callable[[Any, float], None]] = {
+            Promoted: self._on_promoted,
+            Demoted: self._on_demoted,
+            HeartbeatCame: self._on_heartbeat,
+            ConnectionEnded: self._on_connection_ended,
+            ProbeEnded: self._on_probe_ended,
+            Changed: self._on_changed,
+            ProposalEnded: self._on_proposal_ended,
+            Tick: lambda event, now: None,
+        }
+        self._wake_at: float | None = None
+        self._stepped_at = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._state: ClusterState | None = None
+        self._rivals: frozenset[int] = frozenset()
+        self._watches: dict[int, _Watch] = {}
+        self._down_since: dict[int, float] = {}
+        self._open: dict[_Key, float] = {}  # what was asked for, and when to forget it
+        self._held: dict[_Key, float] = {}  # what may not be proposed before
+        self._refusals: dict[_Key, int] = {}
+        self._balance_at = 0.0
+        self._moves_due = False
+        self._lost_at: float | None = None
+
+    # The one door, and what it needs from the clock.
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        self._forgive_stall(now)
+        self._handlers[type(event)](event, now)
+        effects: list[Effect] = []
+        if self._state is not None:
+            self._expire(now)
+            self._abdicate(now, effects)
+            if _ABDICATION not in self._open:
+                self._fence(now, effects)
+                self._balance(self._state, now, effects)
+                self._probe(now, effects)
+                self._move(self._state, now, effects)
+        self._wake_at = self._deadline(now)
+        return effects
+
+    def next_deadline(self) -> float | None:
+        """When to step with a Tick if nothing else happens; None while not in control."""
+        return self._wake_at
+
+    def describe(self) -> str:
+        if self._state is None:
+            return "controller: not in control"
+        suspects = [one.node_id for one in self._watches.values() if one.suspected]
+        return (
+            f"controller: alive {sorted(self._watches)}, suspected {sorted(suspects)}, "
+            f"in flight {sorted(self._open)}, next {self._wake_at}"
+        )
+
+    # Events.
+
+    def _on_promoted(self, event: Promoted, now: float) -> None:
+        self._forget()
+        self._state = event.state
+        self._rivals = frozenset(event.rivals)
+        self._moves_due = True
+        self._balance_at = now + self._balance_gap()
+        for node_id in sorted(event.state.nodes):
+            self._look_at(node_id, now)
+        for watch in self._watches.values():
+            watch.suspected = watch.node_id not in event.connected
+            watch.probe_at = now
+            if watch.suspected:
+                # The one before may have waited for it already; and who can, beats at once.
+                watch.expires_at = now + self.config.lease_ms / 2000
+
+    def _on_demoted(self, event: Demoted, now: float) -> None:
+        self._forget()
+
+    def _on_heartbeat(self, event: HeartbeatCame, now: float) -> None:
+        watch = self._watches.get(event.node_id)
+        if watch is not None and watch.incarnation == event.incarnation:
+            watch.expires_at = now + self.config.lease_ms / 1000
+            watch.heard_at = now
+            watch.suspected = watch.silent = watch.answers = False
+            watch.gone = ""
+
+    def _on_connection_ended(self, event: ConnectionEnded, now: float) -> None:
+        watch = self._watches.get(event.node_id)
+        if watch is not None:
+            watch.suspected = True
+
+    def _on_probe_ended(self, event: ProbeEnded, now: float) -> None:
+        watch = self._watches.get(event.node_id)
+        if watch is None or watch.probing_until is None:
+            return
+        if event.probed is not None and event.probed != watch.incarnation:
+            return
+        watch.probing_until = None
+        watch.probe_at = now + self.config.probe_ms / 1000
+        if event.incarnation != watch.incarnation:
+            self._not_reached(watch, now)
+        else:
+            watch.reached_at = now
+            if watch.checked:
+                watch.checked = False
+                self._balance_at = now
+        if not watch.suspected:
+            return  # it was heard in the meantime
+        if event.refused:
+            watch.gone = "nobody listens at its address"
+        elif event.incarnation is not None:
+            watch.suspected = False
+            watch.answers = watch.silent and event.incarnation == watch.incarnation
+            watch.expires_at = max(
+                watch.expires_at, watch.alive_since + self.config.lease_ms / 1000
+            )
+            if event.incarnation != watch.incarnation:
+                watch.gone = "another process answers at its address"
+
+    def _on_changed(self, event: Changed, now: float) -> None:
+        if self._state is None:
+            return
+        self._state = event.state
+        for change in event.changes:
+            if isinstance(change, NodeChanged):
+                self._look_at(change.node_id, now)
+            elif isinstance(change, LeaderResigned) and change.node_id in self._watches:
+                watch = self._watches[change.node_id]
+                watch.may_lead_at = now + self.config.resigned_ms / 1000
+        self._moves_due = True
+        if not self._refusals.get(_MOVES):
+            self._held.pop(_MOVES, None)  # it was held only until its change is known
+
+    def _on_proposal_ended(self, event: ProposalEnded, now: float) -> None:
+        key = _key(event.command)
+        if self._open.pop(key, None) is None:
+            return
+        refusals = 0 if event.error is None else self._refusals.get(key, 0) + 1
+        self._refusals[key] = refusals
+        # Also after a success: its change may not have been heard of yet.
+        wait_ms = min(self.config.retry_ms << min(refusals, 16), self.config.balance_ms)
+        self._held[key] = now + wait_ms / 1000
+        if key == _MOVES:
+            self._moves_due = True
+
+    def _look_at(self, node_id: int, now: float) -> None:
+        """Take over what the state says about a node."""
+        assert self._state is not None
+        node = self._state.nodes.get(node_id)
+        if node is None or not node.alive:
+            self._watches.pop(node_id, None)
+            key = ("fence", node_id)
+            for known in (self._held, self._open, self._refusals):
+                known.pop(key, None)
+            if node is None:
+                self._down_since.pop(node_id, None)
+            else:
+                self._down_since.setdefault(node_id, now)
+            return
+        self._down_since.pop(node_id, None)
+        watch = self._watches.get(node_id)
+        if watch is None or watch.incarnation != node.incarnation:
+            expires_at = now + self.config.lease_ms / 1000
+            self._watches[node_id] = _Watch(
+                node_id, node.incarnation, now, expires_at, heard_at=now
+            )
+
+    # What to do.
+
+    def _forgive_stall(self, now: float) -> None:
+        since, self._stepped_at = self._stepped_at, now
+        if self._wake_at is None or now - self._wake_at <= self.config.stall_ms / 1000:
+            return
+        for watch in self._watches.values():
+            watch.expires_at += now - since
+            watch.heard_at += now - since
+
+    def _expire(self, now: float) -> None:
+        for key in [key for key, until in self._open.items() if until <= now]:
+            del self._open[key]
+        for key in [key for key, until in self._held.items() if until <= now]:
+            del self._held[key]
+        for watch in self._watches.values():
+            if watch.probing_until is not None and watch.probing_until <= now:
+                watch.probing_until = None
+                watch.probe_at = now + self.config.probe_ms / 1000
+                self._not_reached(watch, now)
+
+    def _may(self, key: _Key) -> bool:
+        return key not in self._open and key not in self._held
+
+    def _propose(self, command: Command, reason: str, now: float) -> ProposeCommand:
+        self._open[_key(command)] = now + self.config.proposal_ms / 1000
+        return ProposeCommand(command, reason)
+
+    def _abdicate(self, now: float, effects: list[Effect]) -> None:
+        """See the module's docstring. Until it has come about, nobody is judged."""
+        rivals = [one for one in self._watches.values() if one.node_id in self._rivals]
+        for watch in rivals:
+            if not watch.silent and self._silent_at(watch) <= now:
+                watch.silent = watch.suspected = True
+                watch.probe_at = now
+        one_sided = [one.node_id for one in rivals if one.answers]
+        heard = sum(not one.silent for one in rivals)
+        if len(one_sided) > heard and self._may(_ABDICATION):
+            self._open[_ABDICATION] = now + self.config.lease_ms / 1000
+            effects.append(Abdicate(f"nodes {sorted(one_sided)} answer and do not get here"))
+
+    def _silent_at(self, watch: _Watch) -> float:
+        return watch.heard_at + self.config.lease_ms / 2000
+
+    def _fence(self, now: float, effects: list[Effect]) -> None:
+        for watch in self._watches.values():
+            expired = watch.expires_at <= now
+            if (watch.gone or expired) and self._may(("fence", watch.node_id)):
+                command = FenceNode(watch.node_id, watch.incarnation)
+                reason = watch.gone or "its lease expired"
+                effects.append(self._propose(command, reason, now))
+
+    def _probe(self, now: float, effects: list[Effect]) -> None:
+        watches = self._watches.values()
+        room = self.config.probes_max - sum(one.probing_until is not None for one in watches)
+        for watch in watches:
+            if room > 0 and _to_probe(watch) and watch.probe_at <= now:
+                room -= 1
+                watch.probing_until = now + self.config.probe_timeout_ms / 1000
+                effects.append(ProbeNode(watch.node_id, watch.incarnation))
+
+    def _balance(self, state: ClusterState, now: float, effects: list[Effect]) -> None:
+        if now < self._balance_at:
+            return
+        self._balance_at = now + self._balance_gap()
+        if not self._may(_ELECTIONS):
+            return
+        settle = self.config.balance_settle_ms / 1000
+        ready = {
+            one.node_id
+            for one in self._watches.values()
+            if max(one.alive_since + settle, one.may_lead_at) <= now
+            and not (one.suspected or one.gone)
+            and not state.nodes[one.node_id].draining
+        }
+        wanted = unbalanced(state, ready, self.config.balance_max)
+        lately = now - self.config.balance_ms / 2000
+        for node_id in wanted.values():
+            watch = self._watches[node_id]
+            watch.checked = watch.reached_at <= lately
+        found = tuple(one for one, node in wanted.items() if not self._watches[node].checked)
+        if found:
+            reason = f"{len(found)} partitions go back to their preferred leaders"
+            effects.append(self._propose(ElectPreferred(found), reason, now))
+
+    def _not_reached(self, watch: _Watch, now: float) -> None:
+        """If it was to be given something, it has to wait for more than a round, so that others
+        get theirs."""
+        if watch.checked:
+            watch.checked = False
+            wait_s = 1.5 * self.config.balance_ms / 1000
+            watch.may_lead_at = max(watch.may_lead_at, now + wait_s)
+
+    def _balance_gap(self) -> float:
+        """With jitter, so that rounds do not keep step with anything else that is periodic."""
+        return self.config.balance_ms / 1000 * self._rng.uniform(0.9, 1.1)
+
+    def _move(self, state: ClusterState, now: float, effects: list[Effect]) -> None:
+        if self._lost_at is not None and self._lost_at <= now:
+            self._moves_due = True
+        if not self._moves_due or not self._may(_MOVES):
+            return
+        self._moves_due = False
+        patience = self.config.move_patience_ms / 1000
+        lost = {node for node, since in self._down_since.items() if since + patience <= now}
+        soon = [since + patience for node, since in self._down_since.items() if node not in lost]
+        self._lost_at = min(soon, default=None)
+        planned = next_move(state, self.config.moves_max, lost)
+        if planned is not None:
+            command, reason = planned
+            effects.append(self._propose(command, reason, now))
+
+    def _deadline(self, now: float) -> float | None:
+        if self._state is None:
+            return None
+        if _ABDICATION in self._open:
+            return min(self._open.values())
+        times = [self._balance_at, *self._open.values(), *self._held.values()]
+        if self._lost_at is not None and self._may(_MOVES):
+            times.append(self._lost_at)
+        room = self.config.probes_max - sum(
+            one.probing_until is not None for one in self._watches.values()
+        )
+        for watch in self._watches.values():
+            if watch.node_id in self._rivals and not watch.silent:
+                times.append(self._silent_at(watch))
+            if self._may(("fence", watch.node_id)):
+                times.append(watch.expires_at)
+            if watch.probing_until is not None:
+                times.append(watch.probing_until)
+            elif room > 0 and _to_probe(watch):
+                times.append(watch.probe_at)
+        return min(times)
+
+
+def _to_probe(watch: _Watch) -> bool:
+    asked = watch.suspected or watch.checked
+    return asked and not watch.gone and watch.probing_until is None
+
+
+def _key(command: Command) -> _Key:
+    if isinstance(command, FenceNode):
+        return ("fence", command.node_id)
+    if isinstance(command, ElectPreferred):
+        return _ELECTIONS
+    assert isinstance(command, MoveReplicas), command
+    return _MOVES

@@ -1,0 +1,63 @@
+"""What the controller should do next about leaders and replicas, read off the state. (Core.)"""
+
+from collections.abc import Container
+
+from raftq.cluster.metadata.commands import MoveReplicas
+from raftq.cluster.metadata.placement import Load
+from raftq.cluster.metadata.state import ClusterState, PartitionState
+
+
+def unbalanced(
+    state: ClusterState, ready: Container[int], count_max: int
+) -> dict[tuple[int, int], int]:
+    """Partitions (topic id, number) that a ready node should lead and could, but does not; and
+    which node that is."""
+    found: dict[tuple[int, int], int] = {}
+    for topic, number, one in state.all_partitions():
+        preferred = one.replicas[0]
+        if one.leader == preferred or one.target is not None:
+            continue
+        if preferred in ready and preferred in one.isr:
+            found[topic.topic_id, number] = preferred
+            if len(found) >= count_max:
+                break
+    return found
+
+
+def next_move(
+    state: ClusterState, moves_max: int, lost: Container[int]
+) -> tuple[MoveReplicas, str] | None:
+    """The next move away from a decommissioning node, and why; None when there is none to make.
+
+    `lost` nodes are down for so long that a move to them is planned anew and no longer counts.
+    """
+    if not any(node.decommissioning for node in state.nodes.values()):
+        return None
+    under_way = 0
+    waiting: list[tuple[str, int, PartitionState, int]] = []
+    for topic, number, one in state.all_partitions():
+        stuck = next((node for node in one.adding if node in lost), None)
+        if one.target is not None and stuck is None:
+            under_way += 1
+            if under_way >= moves_max:
+                return None
+        leaving = next((node for node in one.wanted if state.nodes[node].decommissioning), None)
+        if leaving is None and stuck is not None and _leaves(state, one):
+            leaving = stuck
+        if leaving is not None:
+            waiting.append((topic.name, number, one, leaving))
+    if not waiting:
+        return None
+    load = Load(state)
+    # In a recovery, a copy that a move would drop may be the longest there is.
+    for name, number, one, leaving in [row for row in waiting if row[2].recovery is None]:
+        replicas = load.replacement(one, leaving)
+        if replicas is not None:
+            reason = f"node {leaving} is to hold nothing"
+            return MoveReplicas(name, number, replicas), reason
+    return None
+
+
+def _leaves(state: ClusterState, partition: PartitionState) -> bool:
+    """Whether the move under way takes a replica off a decommissioning node."""
+    return any(state.nodes[node].decommissioning for node in partition.removing)

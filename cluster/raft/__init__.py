@@ -1,0 +1,1 @@
+"""A hardened Raft behind `consensus.Consensus`."""

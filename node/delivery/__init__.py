@@ -1,1 +1,0 @@
-"""Queue delivery: lanes, leases, retries and settlements of each group, as cores without I/O."""

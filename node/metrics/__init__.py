@@ -1,0 +1,1 @@
+"""What a node counts, and the text that Prometheus reads."""

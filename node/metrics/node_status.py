@@ -1,0 +1,119 @@
+"""What the HTTP side may know of its node. (Pure.)
+
+`NodeFacts` is implemented by the node and by the tests' fake. Everything in it is read on the event
+loop, at the moment of a request or a scrape; nothing is kept.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from raftq.cluster.metadata.log import MetadataLog
+
+Role = Literal["leader", "follower", "none"]
+
+
+@dataclass(slots=True)
+class ReplicaStats:
+    """One replica on this node, as it is now. Counters began when the replica was opened."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    role: Role
+    epoch: int
+    start_offset: int
+    end_offset: int
+    high_watermark: int
+    flushed_offset: int
+    isr: tuple[int, ...]
+    size_bytes: int
+    segments: int = 1
+    appended_records: int = 0
+    """Taken from producers, as the leader."""
+    appended_bytes: int = 0
+    append_count: int = 0
+    """Appends to the log, whatever their size, and the time they took together."""
+    append_seconds: float = 0.0
+    duplicates: int = 0
+    """Batches that producers sent again."""
+    fetched_records: int = 0
+    """Handed to consumers."""
+    fetched_bytes: int = 0
+    truncations: int = 0
+    follower_ends: Mapping[int, int] = field(default_factory=dict)
+    """On a leader: where the log of each other replica ends, as far as it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """A group on a partition that is led here. Counters began when the group was created, wherever
+    the partition was led since."""
+
+    topic: str
+    partition: int
+    group: str
+    lag: int
+    in_flight: int = 0
+    waiting: int = 0
+    paused: bool = False
+    counters: Mapping[str, int] = field(default_factory=dict)
+    """Of queue groups, by what became of records; readers have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedStats:
+    """The delayed records of a partition that is led here. Counters began when it was."""
+
+    topic: str
+    partition: int
+    pending: int
+    fired: int = 0
+    cancelled: int = 0
+    late_ms_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatedGroup:
+    """A group that is coordinated here."""
+
+    group: str
+    members: int
+    generation: int
+
+
+class NodeFacts(Protocol):
+    """See the module's docstring."""
+
+    @property
+    def node_id(self) -> int: ...
+
+    @property
+    def cluster_id(self) -> str: ...
+
+    @property
+    def started_at(self) -> int:
+        """Wall clock, in ms."""
+
+    @property
+    def native_address(self) -> tuple[str, int]:
+        """Where the node itself reaches its native listener."""
+
+    @property
+    def metadata(self) -> MetadataLog: ...
+
+    def uptime_s(self) -> float: ...
+
+    def replicas(self) -> Iterable[ReplicaStats]: ...
+
+    def groups(self) -> Iterable[GroupStats]: ...
+
+    def delayed(self) -> Iterable[DelayedStats]: ...
+
+    def coordinated(self) -> Iterable[CoordinatedGroup]: ...
+
+    def checks(self) -> Mapping[str, tuple[bool, str]]:
+        """What must hold for the node to be ready: name -> (whether it does, a sentence)."""
+
+    def connections(self) -> int:
+        """Open connections of the native listener."""

@@ -1,0 +1,1 @@
+"""The native protocol on TCP: the listener, its sessions and the handlers of requests."""

@@ -1,0 +1,1 @@
+"""Delivery, delays and copies as cores without I/O."""

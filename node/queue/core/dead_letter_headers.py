@@ -1,0 +1,92 @@
+"""Dead letters as records: the headers they carry, and back. (Pure.)
+
+A dead letter keeps the key, value, headers and lane of the record it copies. What made it one
+stands in headers of its own: times in ms, numbers as decimal text. A redriven record loses those
+and gets one that says where it was.
+"""
+
+from dataclasses import dataclass
+
+from raftq.client.wire.record import HEADERS_BYTES_MAX, BatchRecord, Headers, pack_headers
+from raftq.node.queue.core.copy_ledger import Death, Target
+
+SUFFIX = ".dlq"
+GROUP = "__dlq"
+"""What it has settled on a partition of dead letters is gone: redriven or purged."""
+PREFIX = "x-dlq-"
+REDRIVEN_FROM = "x-redriven-from"
+FACT_BYTES_MAX = 4096
+SHORT_BYTES = 64
+UNREADABLE = "the record could not be read when its copy was made"
+
+
+@dataclass(frozen=True, slots=True)
+class LetterFilter:
+    """Which letters are meant; what is empty matches all of them."""
+
+    group: str = ""
+    reason: str = ""
+    key: bytes | None = None
+    since: int = 0
+    until: int = (1 << 63) - 1
+
+    def matches(self, record: BatchRecord) -> bool:
+        headers = record.headers
+        return (
+            self.since <= record.timestamp <= self.until
+            and (self.key is None or record.key == self.key)
+            and (not self.group or headers.get(PREFIX + "group") == self.group.encode())
+            and (not self.reason or headers.get(PREFIX + "reason") == _cut(self.reason))
+        )
+
+
+def dead_headers(record: BatchRecord, letter: Death, source: Target) -> Headers:
+    """The headers of the copy of a record that died."""
+    facts = {
+        "reason": letter.reason,
+        "topic": source[0],
+        "partition": str(source[1]),
+        "offset": str(record.offset),
+        "group": letter.group,
+        "attempts": str(letter.attempt),
+        "first-delivery": str(int(letter.first * 1000)),
+        "last-delivery": str(int(letter.last * 1000)),
+        "error": letter.error,
+    }
+    added = {PREFIX + name: _cut(fact) for name, fact in facts.items()}
+    return _fit(record.headers, added)
+
+
+def redriven_headers(record: BatchRecord, source: Target) -> Headers:
+    """The headers of a letter that goes back to where it came from."""
+    kept = {name: item for name, item in record.headers.items() if not name.startswith(PREFIX)}
+    return _fit(kept, {REDRIVEN_FROM: f"{source[0]}/{source[1]}/{record.offset}".encode()})
+
+
+def origin(record: BatchRecord) -> Target | None:
+    """Where a letter came from; None when its headers do not say."""
+    topic = record.headers.get(PREFIX + "topic")
+    number = record.headers.get(PREFIX + "partition")
+    if topic is None or number is None or not number.isdigit() or len(number) > 9:
+        return None
+    try:
+        return topic.decode(), int(number)
+    except UnicodeDecodeError:
+        return None
+
+
+def _cut(fact: str) -> bytes:
+    return fact.encode("utf-8", "replace")[:FACT_BYTES_MAX]
+
+
+def _fit(headers: Headers, added: Headers) -> Headers:
+    """Both together; what is added comes first when a record's headers are at their limit."""
+    both = headers | added
+    if len(pack_headers(both)) <= HEADERS_BYTES_MAX:
+        return both
+    added = {name: item[:SHORT_BYTES] if name.endswith("error") else item
+             for name, item in added.items()}  # fmt: skip
+    kept = {name: item for name, item in headers.items() if name not in added}
+    while kept and len(pack_headers(kept | added)) > HEADERS_BYTES_MAX:
+        del kept[max(kept, key=lambda name: len(name) + len(kept[name]))]
+    return kept | added

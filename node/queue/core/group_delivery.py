@@ -1,0 +1,477 @@
+"""Core: queue delivery to one consumer group from one partition.
+
+Decide, then do: an operation checks everything, builds its ledger entry and changes nothing; the
+caller stores the entry and then gives it to apply(). So when it cannot be stored, nothing
+happened. The exceptions:
+
+    lease()       takes the records at once; store granted_entry() next, before the next lease(),
+                  or call take_back() (for several calls: in reverse order).
+    DeadLetter    its records are dying from then on: not leased again, not expiring, refused to
+                  their receipt. Write the copy, then store settle_dead(); or call spare().
+
+Dying is soft: after a crash the record is leased, its lease ends, and it is decided again.
+
+A receipt that is refused is told apart: another group's (LeaseForeign), settled before
+(AlreadySettled), delivered again under another receipt (LeaseReplaced), or out of time
+(LeaseExpired: it waits, is dying, or is past its deadline and expire() has not come by yet).
+
+This core reads no clock and keeps no record contents; which records exist, the lane index says.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import NoReturn
+
+from raftq.client.common.errors import (
+    AlreadySettled,
+    InvalidArgument,
+    LeaseExpired,
+    LeaseForeign,
+    LeaseReplaced,
+)
+from raftq.node.queue.core import entries
+from raftq.node.queue.core.config import DeliveryConfig
+from raftq.node.queue.core.delivery_state import DeliveryState
+from raftq.node.queue.core.entries import Entry
+from raftq.node.queue.core.lanes import LANES, DeficitRoundRobin, LaneIndex
+from raftq.node.queue.core.leases import TAG_SHIFT, DeliveryLease, Runs, group_tag
+from raftq.node.queue.core.waiting_records import Wait
+
+__all__ = ["DeliveryConfig", "DyingRecords", "Grant", "GroupDelivery", "Row"]
+
+Row = tuple[int, int, int]
+"""(nonce, start, end): records and the receipt that claims them."""
+
+# How many leases one expire() looks at, so that a mass expiry does not stop the world.
+EXPIRE_LEASES_MAX = 4096
+
+
+class Grant:
+    """[start, end) of one lane, leased under one nonce, delivered for the `attempt`-th time."""
+
+    __slots__ = (
+        "attempt",
+        "deadline",
+        "end",
+        "first",
+        "fresh",
+        "lane",
+        "nonce",
+        "start",
+        "undo",
+    )
+
+    def __init__(  # noqa: PLR0913 - one value per field of a stored row
+        self,
+        lane: int,
+        start: int,
+        end: int,
+        attempt: int,
+        nonce: int,
+        deadline: float,
+        first: float,
+        fresh: bool,
+        undo: float,
+    ) -> None:
+        self.lane = lane
+        self.start = start
+        self.end = end
+        self.attempt = attempt
+        self.nonce = nonce
+        self.deadline = deadline
+        self.first = first
+        self.fresh = fresh
+        # What take_back() restores: the lane's cursor when fresh, else when it was due.
+        self.undo = undo
+
+    def __repr__(self) -> str:
+        return f"Grant([{self.start}, {self.end}) lane={self.lane} attempt={self.attempt})"
+
+    def to_row(self) -> tuple[int, int, int, int, int, float, float, bool]:
+        return (
+            self.lane,
+            self.start,
+            self.end,
+            self.attempt,
+            self.nonce,
+            self.deadline,
+            self.first,
+            self.fresh,
+        )
+
+
+@dataclass(slots=True)
+class DyingRecords:
+    """[start, end) shall be copied to the dead letters and then settled."""
+
+    nonce: int
+    start: int
+    end: int
+    attempt: int
+    first: float
+    last: float
+    reason: str
+
+
+class GroupDelivery(DeliveryState):
+    """One group's records: who has which, which come next, which are done."""
+
+    def __init__(
+        self,
+        group: str,
+        config: DeliveryConfig,
+        lanes: LaneIndex,
+        rng: random.Random,
+        start_offset: int,
+        now: float,
+    ) -> None:
+        super().__init__(group, lanes, start_offset)
+        self.config = config
+        self._rng = rng
+        self._tag = group_tag(group)
+        self._turns = DeficitRoundRobin(now, config.weights, config.starvation_s)
+        # Fresh ranges found per lane while one lease() call counts what is available.
+        self._found: list[Runs] = [[] for _ in range(LANES)]
+
+    # Leasing
+
+    def lease(
+        self, records_max: int, now: float, holder: str = "", lease_s: float | None = None
+    ) -> list[Grant]:
+        """Lease up to `records_max` records: due ones before fresh ones in each lane."""
+        config = self.config
+        if lease_s is None:
+            lease_s = config.lease_s
+        elif not (isfinite(lease_s) and lease_s > 0):
+            raise InvalidArgument(f"{self.group}: a lease of {lease_s} s")
+        if self.paused or self.deleted:
+            return []
+        held = self.leases.held.get(holder, 0)
+        budget = min(records_max, config.in_flight_max - held, entries.LEASE_MAX)
+        if config.in_flight_total_max is not None:
+            budget = min(budget, config.in_flight_total_max - self.in_flight)
+        if budget <= 0:
+            return []
+        self.waiting.move_due(now)
+        grants: list[Grant] = []
+        deadline = now + lease_s
+        for lane, count in self._turns.plan(self._available, budget, now):
+            while count and self.waiting.ready[lane]:
+                wait = self.waiting.pop_ready(lane, count)
+                count -= wait.end - wait.start
+                grants.append(self._grant_again(wait, now, deadline, holder))
+            if count:
+                self._grant_fresh(lane, count, now, deadline, holder, grants)
+        return grants
+
+    def _available(self, lane: int, bound: int) -> int:
+        """How many records the lane could give now, at most about `bound`."""
+        count = self.waiting.ready[lane]
+        if count >= bound:
+            self._found[lane] = []
+            return count
+        bound -= count
+        run = self.lanes.next_run(lane, self.cursors[lane])
+        if run is None:
+            self._found[lane] = []
+            return count
+        start, end = run
+        if end - start >= bound and self.settled.clear_from(start):
+            self._found[lane] = [(start, start + bound)]
+            return count + bound
+        found = self._found[lane] = self._fresh_runs(lane, bound)
+        for start, end in found:
+            count += end - start
+        return count
+
+    def _fresh_runs(self, lane: int, bound: int) -> Runs:
+        """The first `bound` fresh records of the lane, as ranges."""
+        found: Runs = []
+        at = self.cursors[lane]
+        next_run = self.lanes.next_run
+        settled = self.settled
+        while bound > 0 and (run := next_run(lane, at)) is not None:
+            start, at = run
+            holes = [run] if settled.clear_from(start) else settled.holes(start, at)
+            for start, end in holes:
+                if end - start > bound:
+                    end = start + bound
+                found.append((start, end))
+                bound -= end - start
+                if not bound:
+                    break
+        return found
+
+    def _grant_fresh(
+        self,
+        lane: int,
+        count: int,
+        now: float,
+        deadline: float,
+        holder: str,
+        grants: list[Grant],
+    ) -> None:
+        for start, end in self._found[lane]:
+            end = min(end, start + count)
+            nonce = self.leases.draw_nonce(self._tag, self._rng)
+            cursor = self.cursors[lane]
+            self.cursors[lane] = end
+            self.leases.add(DeliveryLease(nonce, holder, lane, start, end, 1, now, now, deadline))
+            grants.append(Grant(lane, start, end, 1, nonce, deadline, now, True, cursor))
+            count -= end - start
+            if not count:
+                break
+
+    def _grant_again(self, wait: Wait, now: float, deadline: float, holder: str) -> Grant:
+        nonce = self.leases.draw_nonce(self._tag, self._rng)
+        lane, start, end, spent, due, first = wait.to_row()
+        self.leases.add(
+            DeliveryLease(nonce, holder, lane, start, end, spent + 1, first, now, deadline)
+        )
+        self.counters.redelivered += end - start
+        return Grant(lane, start, end, spent + 1, nonce, deadline, first, False, due)
+
+    def granted_entry(self, grants: Iterable[Grant], now: float, holder: str) -> Entry:
+        """What to store after lease(), with the same `now` and `holder`."""
+        return (entries.GRANTED, self.group, now, holder, tuple(g.to_row() for g in grants))
+
+    def take_back(self, grants: Sequence[Grant]) -> None:
+        """Undo lease(): its entry could not be stored. No attempt is spent."""
+        for grant in reversed(grants):
+            lease = self.leases.get(grant.nonce)
+            assert lease is not None, f"{grant} is gone"
+            assert lease.states is None, f"{grant} was used: {lease}"
+            self.leases.remove(lease, grant.start, grant.end)
+            lane = grant.lane
+            if grant.fresh:
+                # Putting the cursor back would make a later grant of the lane fresh again.
+                assert self.cursors[lane] == grant.end, f"{grant} is not the lane's last"
+                self.cursors[lane] = int(grant.undo)
+                continue
+            wait = Wait(lane, grant.start, grant.end, grant.attempt - 1, grant.undo, grant.first)
+            self.waiting.add(wait)
+            self.counters.redelivered -= grant.end - grant.start
+
+    # What a holder says about its records
+
+    def ack(self, rows: Iterable[Row], now: float) -> Entry:
+        """Settle all of these records, or raise and settle none."""
+        checked = []
+        get = self.leases.get
+        for nonce, start, end in rows:
+            lease = get(nonce)
+            if lease is None or not lease.holds_all(start, end, now):
+                self._refuse(nonce, start, end, now)
+            checked.append((nonce, start, end))
+        return (entries.SETTLED, self.group, entries.ACKED, tuple(checked))
+
+    def nack(
+        self, nonce: int, start: int, end: int, now: float, delay: float | None = None
+    ) -> tuple[Entry | None, list[DyingRecords]]:
+        """Deliver again after a wait, or give up when the attempts are spent."""
+        if delay is not None:
+            self._check_duration(delay, "delay")
+        lease, runs = self._held(nonce, start, end, now)
+        if lease.attempt >= self.config.max_deliveries:
+            return None, self._give_up(lease, runs, "max_deliveries")
+        due = now + (self._backoff(lease.attempt) if delay is None else delay)
+        rows = tuple((nonce, s, e, lease.attempt, due) for s, e in runs)
+        return (entries.RETURNED, self.group, entries.NACKED, rows), []
+
+    def postpone(self, nonce: int, start: int, end: int, now: float, delay: float) -> Entry:
+        """Deliver again after `delay`, without spending an attempt."""
+        self._check_duration(delay, "delay")
+        lease, runs = self._held(nonce, start, end, now)
+        rows = tuple((nonce, s, e, lease.attempt - 1, now + delay) for s, e in runs)
+        return (entries.RETURNED, self.group, entries.POSTPONED, rows)
+
+    def release(self, rows: Iterable[Row], now: float) -> Entry:
+        """Hand back what is still held of these, to be delivered at once, no attempt spent.
+
+        Raises only when nothing of it is held any more.
+        """
+        returned = []
+        refused: Row | None = None
+        for nonce, start, end in rows:
+            lease = self.leases.get(nonce)
+            runs = [] if lease is None else lease.held_runs(start, end, now)
+            if lease is None or not runs:
+                refused = refused or (nonce, start, end)
+                continue
+            returned += [(nonce, s, e, lease.attempt - 1, now) for s, e in runs]
+        if refused and not returned:
+            self._refuse(*refused, now)
+        return (entries.RETURNED, self.group, entries.RELEASED, tuple(returned))
+
+    def reject(
+        self, nonce: int, start: int, end: int, now: float, reason: str
+    ) -> list[DyingRecords]:
+        """Give up now: one dead letter for each run still held."""
+        lease, runs = self._held(nonce, start, end, now)
+        return self._give_up(lease, runs, reason)
+
+    def extend(self, nonce: int, start: int, end: int, now: float, extension_s: float) -> Entry:
+        """The records still held get until now + extension_s."""
+        self._check_duration(extension_s, "extension")
+        lease, runs = self._held(nonce, start, end, now)
+        deadline = now + extension_s
+        if lease.deadlines is None and sum(e - s for s, e in runs) == lease.left:
+            # All that is left of the lease: one row for the whole keeps it one deadline.
+            runs = [(lease.start, lease.end)]
+        rows = tuple((nonce, s, e, deadline) for s, e in runs)
+        return (entries.EXTENDED, self.group, rows)
+
+    def _held(self, nonce: int, start: int, end: int, now: float) -> tuple[DeliveryLease, Runs]:
+        lease = self.leases.get(nonce)
+        runs = [] if lease is None else lease.held_runs(start, end, now)
+        if lease is None or not runs:
+            self._refuse(nonce, start, end, now)
+        return lease, runs
+
+    def _give_up(self, lease: DeliveryLease, runs: Runs, reason: str) -> list[DyingRecords]:
+        letters = []
+        for start, end in runs:
+            self.leases.mark_dying(lease, start, end)
+            letters.append(
+                DyingRecords(
+                    lease.nonce, start, end, lease.attempt, lease.first, lease.granted, reason
+                )
+            )
+        return letters
+
+    def _backoff(self, attempt: int) -> float:
+        config = self.config
+        try:
+            delay = config.backoff_s * config.backoff_factor ** (attempt - 1)
+        except OverflowError:
+            delay = config.backoff_cap_s
+        if config.jitter:
+            delay = min(delay, config.backoff_cap_s)
+            delay *= 1 + config.jitter * (2 * self._rng.random() - 1)
+        return min(delay, config.backoff_cap_s)
+
+    def _check_duration(self, seconds: float, what: str) -> None:
+        if not (isfinite(seconds) and seconds >= 0):
+            raise InvalidArgument(f"{self.group}: {what} of {seconds} s")
+
+    def _refuse(self, nonce: int, start: int, end: int, now: float) -> NoReturn:
+        """Raise what is wrong with the first record of [start, end) that is not held."""
+        if not 0 <= start < end:
+            raise InvalidArgument(f"{self.group}: no such range of offsets: [{start}, {end})")
+        if nonce >> TAG_SHIFT != self._tag:
+            raise LeaseForeign(f"receipt of offset {start} is not of group {self.group}")
+        lease = self.leases.get(nonce)
+        offset = start
+        if lease is not None:
+            runs = lease.held_runs(start, end, now)
+            if runs and runs[0][0] == start:
+                offset = runs[0][1]
+        if offset in self.settled:
+            raise AlreadySettled(f"offset {offset} was settled before by group {self.group}")
+        other = self.leases.at(offset)
+        if other is not None and other is not lease:
+            raise LeaseReplaced(f"offset {offset} was delivered again in group {self.group}")
+        raise LeaseExpired(f"lease of offset {offset} ran out in group {self.group}")
+
+    # What time says
+
+    def expire(self, now: float) -> tuple[list[Entry], list[DyingRecords]]:
+        """Return or give up what is past its deadline; call again while it finds something."""
+        self.waiting.move_due(now)
+        return self._end_leases(self.leases.expired(now, EXPIRE_LEASES_MAX), now)
+
+    def abandon(self, now: float) -> tuple[list[Entry], list[DyingRecords]]:
+        """At open: no holder has survived, so every lease ends now, its attempt spent."""
+        found = [(lease, lease.runs(lease.start, lease.end)) for lease in self.leases]
+        return self._end_leases(found, now)
+
+    def _end_leases(
+        self, found: list[tuple[DeliveryLease, Runs]], now: float
+    ) -> tuple[list[Entry], list[DyingRecords]]:
+        rows = []
+        letters: list[DyingRecords] = []
+        for lease, runs in found:
+            if lease.attempt >= self.config.max_deliveries:
+                letters += self._give_up(lease, runs, "max_deliveries")
+            else:
+                rows += [(lease.nonce, start, end, lease.attempt, now) for start, end in runs]
+        if not rows:
+            return [], letters
+        return [(entries.RETURNED, self.group, entries.LEASE_EXPIRED, tuple(rows))], letters
+
+    def next_deadline(self) -> float | None:
+        """When expire() has something to do: a lease ends or a waiting record is due."""
+        lease = self.leases.next_deadline()
+        due = self.waiting.next_due()
+        if lease is None or due is None:
+            return due if lease is None else lease
+        return min(lease, due)
+
+    # What the caller decided
+
+    def settle_dead(self, letters: Iterable[DyingRecords]) -> Entry:
+        """The copies of these dead letters are safe."""
+        rows = tuple((each.nonce, each.start, each.end) for each in letters)
+        return (entries.SETTLED, self.group, entries.DEAD, rows)
+
+    def spare(self, letters: Iterable[DyingRecords], retry_at: float) -> None:
+        """The copies could not be written: held again, looked at by expire() from `retry_at`."""
+        for each in letters:
+            lease = self.leases.get(each.nonce)
+            if lease is not None:
+                self.leases.spare(lease, each.start, each.end, retry_at)
+
+    def expired_entry(self, rows: Iterable[Row]) -> Entry:
+        """The time to live of these just leased records had ended."""
+        return (entries.SETTLED, self.group, entries.EXPIRED, tuple(rows))
+
+    def skip(self, rows: Iterable[Row]) -> Entry:
+        """These records do not exist (any more). With nonce 0: whatever state they are in."""
+        return (entries.SETTLED, self.group, entries.SKIPPED, tuple(rows))
+
+    def advance(self, start_offset: int) -> Entry:
+        """Skip everything below: retention dropped it."""
+        step = entries.RANGE_MAX
+        starts = range(self.settled.prefix, start_offset, step)
+        return self.skip((0, start, min(start + step, start_offset)) for start in starts)
+
+    def reset(self, start_offset: int) -> Entry:
+        """Replay from there, or purge what is below."""
+        if not 0 <= start_offset <= entries.OFFSET_MAX:
+            raise InvalidArgument(f"{self.group}: no such offset: {start_offset}")
+        return (entries.RESET, self.group, start_offset)
+
+    def pause(self, paused: bool) -> Entry:
+        return (entries.PAUSED, self.group, paused)
+
+    def clip(self, end_offset: int) -> Entry:
+        """The data log lost its tail: forget what this group knew of it. Holds for all groups."""
+        return entries.clipped(end_offset)
+
+    # Questions
+
+    def has_work(self, now: float) -> bool:
+        """Whether lease() could give a record, limits aside."""
+        if self.paused or self.deleted:
+            return False
+        self.waiting.move_due(now)
+        return any(self.waiting.ready) or any(self._fresh_runs(lane, 1) for lane in range(LANES))
+
+    def pending_by_lane(self, now: float | None = None) -> list[int]:
+        """Records per lane that are neither settled nor leased; with `now`, only those due.
+
+        Counts fresh records that skip() settled above the cursor as pending until it passes them.
+        """
+        waiting = self.waiting.counts
+        if now is not None:
+            self.waiting.move_due(now)
+            waiting = self.waiting.ready
+        count_from = self.lanes.count_from
+        return [
+            waiting[lane] + count_from(lane, cursor) for lane, cursor in enumerate(self.cursors)
+        ]
+
+    def pending(self, now: float | None = None) -> int:
+        return sum(self.pending_by_lane(now))

@@ -1,0 +1,1 @@
+"""The queue of a partition that this node leads: ledger, leases, delays, dead letters."""

@@ -1,0 +1,273 @@
+"""What every group of a partition has leased, returned and settled: chapter D. (Shell.)
+
+Keeps one GroupDelivery core per group and the one way to change it: `write` applies entries and
+puts them in the ledger in the same breath. Records below the high watermark of `data` are all that
+a group ever sees.
+
+Times in the ledger are those of its leader's clock. The clocks of nodes may differ, so what a new
+leader takes over is how long each lease and each wait still had when the leader before was last
+heard of in the ledger (`clock`), and it counts that from when it takes over. So none of them ends
+early, whatever the clocks say, and what is left of one never grows. A change of leaders adds the
+time without a leader, and that since the last CLOCK: those are written (`keep_time`) after a tenth
+of what is left, and after half of the time that this leader has led. So at least half of the time
+counts that leaders led for a second or more, however often they change.
+
+After a damaged ledger (`damaged`) the order of deliveries is not known any more: only settlements,
+resets and pauses are believed, and what is not settled is delivered again.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Sequence
+
+from raftq.client.common.errors import InvalidArgument
+from raftq.cluster.metadata.topic_config import DEAD_LETTER_SUFFIX, TopicConfig
+from raftq.node.queue.core import entries as kinds
+from raftq.node.queue.core.config import DeliveryConfig
+from raftq.node.queue.core.entries import ATTEMPT_MAX, RANGE_MAX, Entry
+from raftq.node.queue.core.group_delivery import DyingRecords, GroupDelivery, Row
+from raftq.node.queue.core.lanes import LANES
+from raftq.node.queue.leader.ledger import TAG_DELIVERY, Ledger
+from raftq.node.replication.leader_log import LeaderLog, Leadership
+
+GROUPS_MAX = 1000
+CLOCK_S_MIN, CLOCK_S_MAX = 0.5, 600.0
+"""How often the ledger is told the time, if nothing else tells it, while something is to end."""
+# Entries that mean the same whatever came before them.
+_ABSOLUTE = (kinds.RESET, kinds.PAUSED, kinds.CREATED)
+# Entries after which there is no more to lease than before.
+_GIVE_NOTHING = (kinds.SETTLED, kinds.EXTENDED, kinds.GRANTED)
+
+
+class ReadableLanes:
+    """The lane index of a data log, clipped to what is replicated."""
+
+    __slots__ = ("_data", "_log")
+
+    def __init__(self, data: LeaderLog) -> None:
+        self._data = data
+        self._log = data.log
+
+    def next_run(self, lane: int, offset: int) -> tuple[int, int] | None:
+        run = self._log.next_run(lane, offset)
+        if run is None:
+            return None
+        end = self._data.high_watermark
+        if run[1] <= end:
+            return run
+        return (run[0], end) if run[0] < end else None
+
+    def count_from(self, lane: int, offset: int) -> int:
+        end = self._data.high_watermark
+        if offset >= end:
+            return 0
+        return self._log.count_from(lane, offset) - self._log.count_from(lane, end)
+
+
+class GroupState:
+    """A group's core, and what its leader remembers of it beyond the ledger."""
+
+    __slots__ = ("core", "extended", "given", "idle_at", "rejected", "waited_ms")
+
+    def __init__(self, core: GroupDelivery) -> None:
+        self.core = core
+        self.idle_at = -1
+        """The high watermark up to which there is nothing to lease; -1: look."""
+        self.given = [0] * LANES
+        self.waited_ms = [0] * LANES
+        self.rejected = 0
+        self.extended = 0
+
+
+class GroupDeliveries:
+    """See the module's docstring."""
+
+    def __init__(
+        self, leadership: Leadership, ledger: Ledger, rng: random.Random, now: float
+    ) -> None:
+        self.groups: dict[str, GroupState] = {}
+        self.clock: float | None = None
+        """The last time that the ledger tells, by the clock of who led then."""
+        self._began = now
+        self.damaged = False
+        self.on_change: Callable[[GroupState], None] = lambda group: None
+        """Called when a group may have a new deadline, more room or more to give."""
+        self._leadership = leadership
+        self._ledger = ledger
+        self._rng = rng
+        self._now_at_start = now
+        self._lanes = ReadableLanes(leadership.data)
+        self._settings = leadership.config
+        self._config = delivery_config(leadership.ref.topic, leadership.config)
+
+    def refresh_config(self) -> None:
+        """Take on the topic's settings if they have changed."""
+        settings = self._leadership.config
+        if settings is not self._settings:
+            self._settings = settings
+            self._config = delivery_config(self._leadership.ref.topic, settings)
+            for group in self.groups.values():
+                group.core.config = self._config
+                group.idle_at = -1
+
+    # Changes
+
+    def create(self, name: str, start_offset: int) -> GroupState:
+        """A new group that begins there."""
+        if len(self.groups) >= GROUPS_MAX:
+            raise InvalidArgument(f"a partition has at most {GROUPS_MAX} groups")
+        self.write([kinds.created(name, start_offset)])
+        return self.groups[name]
+
+    def write(
+        self, entries: Sequence[Entry], also: Sequence[bytes] = (), patient: bool = False
+    ) -> "asyncio.Future[None]":
+        """Apply entries and write them, and other ledger records with them."""
+        for entry in entries:
+            self._apply(entry)
+            group = self.groups.get(entry[1])
+            if group is not None:
+                self.on_change(group)
+        return self.record(entries, also, patient)
+
+    def record(
+        self, entries: Sequence[Entry], also: Sequence[bytes] = (), patient: bool = False
+    ) -> "asyncio.Future[None]":
+        """Write entries whose effect is in memory already."""
+        for entry in entries:
+            if entry[0] == kinds.GRANTED:
+                self.clock = entry[2]
+        return self._ledger.write([TAG_DELIVERY + kinds.pack(entries), *also], patient)
+
+    def take_over(self, now: float) -> None:
+        """Go on by this clock: whatever was to end or be due later, is so as much later."""
+        self._began = now
+        if self.clock is not None and self._is_timed():
+            self.write([kinds.clock(now, now - self.clock)])
+
+    def clock_due(self, soonest: float) -> float:
+        """When the ledger should be told the time, if the first lease or wait ends at `soonest`."""
+        since = self._began if self.clock is None else self.clock
+        every = min((soonest - since) / 10, since - self._began, CLOCK_S_MAX)
+        return since + max(every, CLOCK_S_MIN)
+
+    def keep_time(self, now: float, soonest: float) -> float:
+        """Tell the ledger the time, if that is due; when it will be due next."""
+        if now >= self.clock_due(soonest) and self._leadership.has_enough_replicas():
+            self.write([kinds.clock(now)])
+        return max(self.clock_due(soonest), now + CLOCK_S_MIN)
+
+    def _is_timed(self) -> bool:
+        return any(len(one.core.leases) or len(one.core.waiting) for one in self.groups.values())
+
+    def settle_dead(
+        self, group: str, rows: Iterable[Row], also: Sequence[bytes] = (), how: int = kinds.DEAD
+    ) -> "asyncio.Future[None]":
+        """The copies of these dying records are safe, or (SKIPPED) nothing was left to copy; rows
+        of leases that are gone do nothing."""
+        if group not in self.groups:
+            return self._ledger.write(also)
+        return self.write([(kinds.SETTLED, group, how, tuple(rows))], also)
+
+    def pass_over(
+        self, group: str, ranges: Iterable[tuple[int, int]], also: Sequence[bytes] = ()
+    ) -> "asyncio.Future[None]":
+        """Settle these ranges in a group (made if need be) in whatever state they are."""
+        if group not in self.groups:
+            self.create(group, self._leadership.data.log.start_offset)
+        rows = [
+            (0, at, min(at + RANGE_MAX, end))
+            for start, end in ranges
+            for at in range(start, end, RANGE_MAX)
+        ]
+        return self.write([self.groups[group].core.skip(rows)], also)
+
+    def doom(self, group: str, rows: Iterable[Row]) -> None:
+        """Mark what is still leased of these as dying: their dead letter is decided already."""
+        found = self.groups.get(group)
+        if found is None:
+            return
+        leases = found.core.leases
+        for nonce, start, end in rows:
+            lease = leases.get(nonce)
+            for run in [] if lease is None else lease.runs(start, end):
+                assert lease is not None
+                leases.mark_dying(lease, *run)
+
+    def spare(self, group: str, letters: Iterable[DyingRecords], retry_at: float) -> None:
+        """The dead letters could not be decided: held again, and looked at from `retry_at` on."""
+        found = self.groups.get(group)
+        if found is not None:
+            found.core.spare(letters, retry_at)
+            self.on_change(found)
+
+    def _apply(self, entry: Entry) -> None:
+        kind, name = entry[0], entry[1]
+        if kind in (kinds.GRANTED, kinds.CLOCK):
+            self.clock = entry[2]
+        if name is None:
+            for group in self.groups.values():
+                group.core.apply(entry)
+                group.idle_at = -1
+        elif kind == kinds.DELETED:
+            self.groups.pop(name, None)
+        else:
+            found = self.groups.get(name)
+            if found is None or kind == kinds.SNAPSHOT:
+                found = self.groups[name] = self._new(name)
+            found.core.apply(entry)
+            if kind not in _GIVE_NOTHING:
+                found.idle_at = -1
+
+    def _new(self, name: str) -> GroupState:
+        start = self._leadership.data.log.start_offset
+        now = self._now_at_start
+        return GroupState(GroupDelivery(name, self._config, self._lanes, self._rng, start, now))
+
+    # The chapter
+
+    def replay(self, content: bytes) -> None:
+        entries = kinds.unpack(content)
+        for entry in entries if not self.damaged else filter(None, map(self._believable, entries)):
+            self._apply(entry)
+
+    def snapshot(self) -> list[bytes]:
+        told = [] if self.clock is None else [kinds.pack([kinds.clock(self.clock)])]
+        return told + [kinds.pack([group.core.snapshot()]) for group in self.groups.values()]
+
+    def _believable(self, entry: Entry) -> Entry | None:
+        """What an entry still says when those before it are not all known."""
+        kind, name = entry[0], entry[1]
+        if kind == kinds.SETTLED:
+            return (kind, name, entry[2], tuple((0, start, end) for _, start, end in entry[3]))
+        if kind in _ABSOLUTE or kind in (kinds.CLIPPED, kinds.SNAPSHOT, kinds.DELETED):
+            return entry
+        return None
+
+    def restart_unsettled(self) -> None:
+        """After a damaged replay: whatever is not settled is fresh again."""
+        for name, group in list(self.groups.items()):
+            core = group.core
+            cursors = [core.settled.prefix] * LANES
+            state = (core.settled.dump(), cursors, core.paused, core.counters.to_row(), (), ())
+            self._apply((kinds.SNAPSHOT, name, state))
+
+    def refers_beyond(self, end: int) -> bool:
+        """Whether a group knows of offsets that the data log does not have."""
+        return any(
+            max(group.core.cursors) > end or group.core.settled.prefix > end
+            for group in self.groups.values()
+        )
+
+
+def delivery_config(topic: str, config: TopicConfig) -> DeliveryConfig:
+    """How the groups of a topic lease and retry. A dead letter never dies again."""
+    is_last = topic.endswith(DEAD_LETTER_SUFFIX)
+    return DeliveryConfig(
+        lease_s=config.visibility_timeout_ms / 1000,
+        max_deliveries=ATTEMPT_MAX - 1 if is_last else config.max_deliveries,
+        backoff_s=config.backoff_ms / 1000,
+        backoff_cap_s=config.backoff_max_ms / 1000,
+        jitter=config.backoff_jitter / 100,
+        in_flight_max=config.in_flight_max,
+    )

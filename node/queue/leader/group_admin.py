@@ -1,0 +1,134 @@
+"""What operators do to the groups of a partition, and what can be told about them. (Shell.)
+
+A group may be one of workers (deliveries), of readers (a stored offset), or both: steering changes
+what there is. One that is not there yet gets a stored offset by a reset, where workers begin, too.
+"""
+
+from dataclasses import fields
+
+from raftq.client.common.errors import Detail, OffsetOutOfRange, UnknownGroup
+from raftq.client.wire.queue_messages import QueueGroup, SteerGroup, SteerGroupReply
+from raftq.node.queue.core import entries as kinds
+from raftq.node.queue.core.delivery_state import Counters
+from raftq.node.queue.core.group_delivery import GroupDelivery
+from raftq.node.queue.leader.deliveries import GroupState
+from raftq.node.queue.leader.engine import LedgerEngine, Waits
+from raftq.node.queue.leader.stored_offsets import NOTHING, StoredPosition
+
+INTERNAL_PREFIX = "__"
+_COUNTERS = tuple(one.name for one in fields(Counters))
+
+
+def start_group(engine: LedgerEngine, name: str, start: str = "earliest") -> GroupState:
+    """The group of that name; a new one begins at its stored offset, or where it says."""
+    found = engine.deliveries.groups.get(name)
+    if found is not None:
+        return found
+    data = engine.leadership.data
+    offset = engine.offsets.of(name).offset
+    if offset == NOTHING:
+        offset = data.high_watermark if start == "latest" else data.log.start_offset
+    offset = min(max(offset, data.log.start_offset), data.high_watermark)
+    return engine.deliveries.create(name, offset)
+
+
+def steer(engine: LedgerEngine, message: SteerGroup) -> tuple[SteerGroupReply, Waits]:
+    """Do what the verb says; the reply counts once everything is replicated."""
+    engine.check_writable()
+    waits: Waits = []
+    name = message.group
+    if message.verb in ("pause", "resume"):
+        group = start_group(engine, name)
+        waits.append(engine.deliveries.write([group.core.pause(message.verb == "pause")]))
+        return SteerGroupReply(offset=group.core.settled.prefix), waits
+    if message.verb == "delete":
+        return _delete(engine, name)
+    offset = engine.leadership.data.high_watermark
+    if message.verb == "reset":
+        offset = _place(engine, message)
+    found = engine.deliveries.groups.get(name)
+    count = 0
+    if found is not None:
+        count = unsettled(found.core)
+        waits.append(engine.deliveries.write([found.core.reset(offset)]))
+    if found is None or name in engine.offsets.positions:
+        waits.append(engine.offsets.place(name, offset))
+    return SteerGroupReply(offset, count), waits
+
+
+def _delete(engine: LedgerEngine, name: str) -> tuple[SteerGroupReply, Waits]:
+    waits: Waits = []
+    if name in engine.deliveries.groups:
+        waits.append(engine.deliveries.write([kinds.deleted(name)]))
+    if name in engine.offsets.positions:
+        waits.append(engine.offsets.forget(name))
+    if not waits:
+        raise UnknownGroup(f"{engine.leadership.ref} has no group {name!r}")
+    return SteerGroupReply(count=1), waits
+
+
+def _place(engine: LedgerEngine, message: SteerGroup) -> int:
+    """The offset that a reset means."""
+    log, end = engine.leadership.data.log, engine.leadership.data.high_watermark
+    if message.to == "earliest":
+        return log.start_offset
+    if message.to == "latest":
+        return end
+    if message.to == "time":
+        return min(log.offset_for_time(message.at), end)
+    if not log.start_offset <= message.at <= end:
+        raise OffsetOutOfRange(
+            f"offset {message.at} is not kept: "
+            f"{engine.leadership.ref} has {log.start_offset} to {end}"
+        )
+    return message.at
+
+
+def unsettled(core: GroupDelivery) -> int:
+    """Records that are neither settled nor gone: fresh, waiting or leased."""
+    return core.pending() + core.leases.records
+
+
+def describe(engine: LedgerEngine, name: str) -> tuple[QueueGroup, ...]:
+    """The groups of the partition, or the one of that name."""
+    names = {**engine.deliveries.groups, **engine.offsets.positions}
+    wanted = [name] if name else [one for one in names if not one.startswith(INTERNAL_PREFIX)]
+    return tuple(_described(engine, one) for one in sorted(wanted) if one in names)
+
+
+def _described(engine: LedgerEngine, name: str) -> QueueGroup:
+    position = engine.offsets.of(name)
+    group = engine.deliveries.groups.get(name)
+    if group is None:
+        return _reader(engine, name, position)
+    core = group.core
+    counters: dict[str, Detail] = dict(zip(_COUNTERS, core.counters.to_row(), strict=True))
+    counters |= {"rejected": group.rejected, "extended": group.extended}
+    counters |= {"parked": engine.copy_service.parked(name), "lost": engine.copy_service.lost(name)}
+    return QueueGroup(
+        group=name,
+        settled_offset=max(core.settled.prefix, engine.leadership.data.log.start_offset),
+        stored_offset=position.offset,
+        owner_epoch=position.owner_epoch,
+        member=position.member,
+        in_flight=core.in_flight + core.dying_count,
+        waiting=core.waiting_count,
+        unsettled=unsettled(core),
+        paused=core.paused,
+        counters=counters,
+        lanes=tuple(group.given),
+        lane_wait_ms=tuple(group.waited_ms),
+    )
+
+
+def _reader(engine: LedgerEngine, name: str, position: StoredPosition) -> QueueGroup:
+    start, end = engine.leadership.data.log.start_offset, engine.leadership.data.high_watermark
+    at = position.offset
+    return QueueGroup(
+        group=name,
+        settled_offset=max(at, 0),
+        stored_offset=at,
+        owner_epoch=position.owner_epoch,
+        member=position.member,
+        unsettled=end - min(max(at, start), end),
+    )

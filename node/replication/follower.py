@@ -1,0 +1,383 @@
+"""Follower side of replication: one fetcher per leader node. (Shell.)
+
+    wanted ──subscribe──> subscribed ──append──> subscribed
+      ^                       │ truncate, reset: cut the log, want it anew
+      └──a while later────────┴ refuse, damage, full disk
+
+The fetcher holds one connection to its leader and keeps one request open on it, two while something
+new has to be said. A request names what changed here: subscriptions, ends of logs. What arrives is
+appended at once; with fsync `always` the new end is told when it is on disk.
+
+Everything is checked against the epoch and the assignment that this node knows: what an older
+leader still hands over is dropped, and so is what was meant for a copy that is gone.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Protocol
+
+from raftq.client.common.errors import (
+    CorruptBatch,
+    FencedEpoch,
+    NotLeader,
+    RaftqError,
+    StorageError,
+    StorageFailed,
+    UnknownPartition,
+)
+from raftq.client.net.connection import Connection, Reply
+from raftq.client.wire.node_messages import (
+    EPOCHS_MAX,
+    Progress,
+    Replicate,
+    Replicated,
+    ReplicateReply,
+    Subscription,
+)
+from raftq.node.replication.partition_log import LogKey, PartitionLog
+
+logger = logging.getLogger(__name__)
+
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
+RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
+ITEMS_PER_REQUEST = 500
+GRACE_S = 5.0
+NOT_YET = (FencedEpoch.code, NotLeader.code, UnknownPartition.code)
+"""Of leaders that have not heard of the latest, mostly of their own election."""
+
+
+class Net(Protocol):
+    """How a fetcher reaches its leader."""
+
+    loop: asyncio.AbstractEventLoop
+    node_id: int
+    incarnation: int
+    fetch_bytes_max: int
+    wait_ms: int
+    come_s: float
+    """For how long a new leader waits for a follower that has not come."""
+
+    async def connect(self, node_id: int) -> Connection: ...
+
+
+class LeaderFetcher:
+    """Follows every log of the partitions that one node leads."""
+
+    def __init__(self, net: Net, leader: int, on_fatal: Callable[[BaseException], None]) -> None:
+        self._net = net
+        self.leader = leader
+        self._on_fatal = on_fatal
+        self._wanted: dict[LogKey, PartitionLog] = {}  # all of them
+        self._new: dict[LogKey, PartitionLog] = {}  # to be subscribed to
+        self._reached: dict[LogKey, PartitionLog] = {}  # whose end is to be told
+        self._left: dict[LogKey, None] = {}
+        self._subscribed: dict[LogKey, tuple[int, int]] = {}  # -> epoch, assignment
+        self._delays: dict[LogKey, float] = {}
+        self._refused: dict[LogKey, None] = {}  # what came failed its checks
+        self._connection: Connection | None = None
+        self._ended = asyncio.Event()
+        self._stirred = asyncio.Event()
+        self._number = 0
+        self._open = 0
+        self._soon = False
+        self._stopped = False
+
+    @property
+    def idle(self) -> bool:
+        return not self._wanted
+
+    def want(self, partition_log: PartitionLog) -> None:
+        """Follow it, in its present epoch and under its present assignment."""
+        key = partition_log.key
+        self._wanted[key] = partition_log
+        self._left.pop(key, None)
+        self._delays.pop(key, None)
+        self._renew(key)
+        self._stirred.set()
+
+    def _renew(self, key: LogKey) -> None:
+        partition_log = self._wanted.get(key)
+        if partition_log is not None and not self._stopped:
+            self._subscribed.pop(key, None)
+            self._reached.pop(key, None)
+            self._new[key] = partition_log
+            self._kick()
+
+    def drop(self, key: LogKey) -> None:
+        """Follow it no longer."""
+        if self._wanted.pop(key, None) is not None:
+            self._new.pop(key, None)
+            self._reached.pop(key, None)
+            self._delays.pop(key, None)
+            self._refused.pop(key, None)
+            if self._subscribed.pop(key, None) is not None:
+                self._left[key] = None
+                self._kick()
+
+    def reached(self, partition_log: PartitionLog) -> None:
+        """Its log ends further on; the leader shall know."""
+        key = partition_log.key
+        if key in self._subscribed:
+            self._reached[key] = partition_log
+            self._kick()
+
+    # The connection
+
+    async def run(self) -> None:
+        """Keep a connection while there is something to follow, until stopped."""
+        delay = RETRY_S_MIN
+        while not self._stopped:
+            await self._stirred.wait()
+            self._stirred.clear()
+            while self._wanted and not self._stopped:
+                try:
+                    self._connection = await self._net.connect(self.leader)
+                except RaftqError as error:
+                    logger.info("leader=%d cannot be reached: %s", self.leader, error)
+                    await self._rest(delay)
+                    delay = min(delay * 2, RETRY_S_MAX)
+                    continue
+                delay = RETRY_S_MIN
+                await self._converse()
+                await self._rest(RETRY_S_MIN)
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait, but not longer than until something new is wanted."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stirred.wait()
+        except TimeoutError:
+            return
+        self._stirred.clear()
+
+    async def _converse(self) -> None:
+        self._ended.clear()
+        self._number = self._open = 0
+        self._left.clear()
+        self._reached.clear()
+        self._subscribed.clear()
+        self._new = dict(self._wanted)
+        self._send()
+        await self._ended.wait()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wanted.clear()
+        self._end(None)
+        self._stirred.set()
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is not None and not self._ended.is_set():
+            logger.info("leader=%d conversation ended: %s", self.leader, error)
+        self._ended.set()
+
+    # Requests
+
+    def _kick(self) -> None:
+        """Say what is new soon, together with whatever else comes up now."""
+        if not self._soon and self._open < 2 and self._connection is not None:
+            self._soon = True
+            self._net.loop.call_soon(self._send_news)
+
+    def _send_news(self) -> None:
+        self._soon = False
+        if self._open < 2 and (self._new or self._reached or self._left):
+            self._send()
+
+    def _send(self) -> None:
+        connection, net = self._connection, self._net
+        if connection is None or self._ended.is_set():
+            return
+        try:
+            subscriptions = tuple(self._subscriptions())
+        except StorageError as error:
+            self._on_fatal(error)
+            return
+        request = Replicate(
+            net.node_id,
+            net.incarnation,
+            self._number,
+            subscriptions,
+            tuple(self._progress()),
+            tuple(self._leaving()),
+            net.fetch_bytes_max,
+            net.wait_ms,
+        )
+        try:
+            future = connection.submit(request, (), net.wait_ms / 1000 + GRACE_S)
+        except RaftqError as error:
+            self._end(error)
+            return
+        self._number += 1
+        self._open += 1
+        future.add_done_callback(partial(self._replied, connection))
+
+    def _subscriptions(self) -> list[Subscription]:
+        found = []
+        for key, partition_log in list(self._new.items())[:ITEMS_PER_REQUEST]:
+            del self._new[key]
+            log, replica = partition_log.log, partition_log.replica
+            pairs = log.epoch_pairs(EPOCHS_MAX)
+            self._subscribed[key] = replica.epoch, replica.assignment
+            if partition_log.own_end < log.end_offset:
+                # A subscription is also a word about how much is safe here.
+                log.sync()
+            found.append(
+                Subscription(
+                    key[0],
+                    key[1],
+                    replica.epoch,
+                    replica.assignment,
+                    log.start_offset,
+                    log.end_offset,
+                    tuple(number for pair in pairs for number in pair),
+                    key[2],
+                    key in self._refused,
+                )
+            )
+            self._refused.pop(key, None)
+        return found
+
+    def _progress(self) -> list[Progress]:
+        found = []
+        for key, partition_log in list(self._reached.items())[:ITEMS_PER_REQUEST]:
+            del self._reached[key]
+            topic_id, number, log_number = key
+            epoch, assignment = self._subscribed[key]
+            found.append(
+                Progress(topic_id, number, epoch, assignment, partition_log.own_end, log_number)
+            )
+        return found
+
+    def _leaving(self) -> list[int]:
+        found: list[int] = []
+        for key in list(self._left)[:ITEMS_PER_REQUEST]:
+            del self._left[key]
+            found += key
+        return found
+
+    # Replies
+
+    def _replied(
+        self, connection: Connection, future: "asyncio.Future[Reply[ReplicateReply]]"
+    ) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if self._connection is None or connection is not self._connection:
+            return
+        if error is not None:
+            self._end(error)
+            return
+        reply = future.result()
+        self._open -= 1
+        try:
+            for item in reply.message.partitions:
+                self._take(item, reply.raw)
+        except Exception as broken:
+            self._on_fatal(broken)
+            return
+        if self._open == 0 or (self._open < 2 and (self._new or self._reached or self._left)):
+            self._send()
+
+    def _take(self, item: Replicated, raw: memoryview) -> None:
+        key = (item.topic_id, item.partition, item.strand)
+        partition_log = self._wanted.get(key)
+        if partition_log is None or key not in self._subscribed:
+            return
+        if item.verb == "refuse":
+            # Who hears late that it leads gives its followers the time to come from then on. One
+            # that came too early must be there again within it.
+            early = item.error in NOT_YET
+            self._postpone(key, item.error, self._net.come_s / 2 if early else RETRY_S_MAX)
+            return
+        replica = partition_log.replica
+        if replica.role != "follower" or (
+            (item.epoch, item.assignment) != (replica.epoch, replica.assignment)
+        ):
+            return
+        try:
+            if item.verb == "append":
+                batches = raw[item.start : item.start + item.length]
+                partition_log.take(batches, item.high_watermark, item.start_offset)
+            else:
+                if item.verb == "truncate":
+                    partition_log.cut(item.offset)
+                else:
+                    partition_log.restart_at(item.offset)
+                self._renew(key)
+        except CorruptBatch as error:
+            # Mostly the leader's disk: it hands over what it has without a look.
+            self._refused[key] = None
+            self._postpone(key, str(error))
+        except StorageError as error:
+            if item.verb != "append" and isinstance(error, StorageFailed):
+                # It may be cut, with producers that are known from before, or refuse every cut
+                # until it is opened again; an append that fails is told by the log.
+                self._on_fatal(error)
+            self._postpone(key, str(error))
+
+    def _postpone(self, key: LogKey, reason: str, most_s: float = RETRY_S_MAX) -> None:
+        """Subscribe again after a while that grows with every failure."""
+        partition_log = self._wanted[key]
+        delay = min(self._delays.get(key, RETRY_S_MIN), max(most_s, RETRY_S_MIN))
+        self._delays[key] = min(delay * 2, RETRY_S_MAX)
+        logger.info(
+            "partition=%s leader=%d again in=%.2fs reason=%s",
+            partition_log, self.leader, delay, reason,
+        )  # fmt: skip
+        self._subscribed.pop(key, None)
+        self._reached.pop(key, None)
+        self._net.loop.call_later(delay, self._renew_if, key, partition_log.replica.epoch)
+
+    def _renew_if(self, key: LogKey, epoch: int) -> None:
+        partition_log = self._wanted.get(key)
+        if (
+            partition_log is not None
+            and partition_log.replica.epoch == epoch
+            and key not in self._new
+        ):
+            self._renew(key)
+
+
+class LeaderFetchers:
+    """All fetchers of a node; their tasks belong to whoever passes in `spawn`."""
+
+    def __init__(self, net: Net, spawn: Spawn, on_fatal: Callable[[BaseException], None]) -> None:
+        self._net = net
+        self._spawn = spawn
+        self._on_fatal = on_fatal
+        self._fetchers: dict[int, LeaderFetcher] = {}
+        self._by_log: dict[LogKey, LeaderFetcher] = {}
+
+    def follow(self, partition_log: PartitionLog, leader: int | None) -> None:
+        """Follow this leader in the partition's present epoch, and no other; None: nobody."""
+        key = partition_log.key
+        before = self._by_log.pop(key, None)
+        if before is not None and before.leader != leader:
+            before.drop(key)
+        if leader is None:
+            return
+        fetcher = self._fetchers.get(leader)
+        if fetcher is None:
+            fetcher = self._fetchers[leader] = LeaderFetcher(self._net, leader, self._on_fatal)
+            self._spawn(fetcher.run())
+        self._by_log[key] = fetcher
+        fetcher.want(partition_log)
+
+    def reached(self, partition_log: PartitionLog) -> None:
+        fetcher = self._by_log.get(partition_log.key)
+        if fetcher is not None:
+            fetcher.reached(partition_log)
+
+    def stop(self) -> None:
+        for fetcher in self._fetchers.values():
+            fetcher.stop()
+
+    def describe(self) -> dict[str, Any]:
+        return {str(leader): len(one._wanted) for leader, one in self._fetchers.items()}

@@ -1,0 +1,102 @@
+"""What a node proposes about partitions it leads: who is in sync, or that it resigns. (Shell.)
+
+A change of the in-sync set is proposed until the state machine has answered it or the epoch is
+over, because those it lets in count as members until then. All tries are one command, by its id: it
+is applied once, and what is answered is what became of it. A try that certainly failed says nothing
+of the tries before it. A resignation is proposed once: whether it was decided shows in the next
+epoch.
+"""
+
+import asyncio
+import logging
+from typing import Protocol
+
+from raftq.client.common.errors import (
+    FencedEpoch,
+    InvalidArgument,
+    RaftqError,
+    UnknownPartition,
+    UnknownTopic,
+)
+from raftq.client.common.tasks import sleep
+from raftq.cluster.metadata.commands import ChangeIsr, Resign
+from raftq.cluster.metadata.log import MetadataLog
+from raftq.node.metrics.counters import NodeMetrics
+from raftq.node.replication.partition import Partition
+from raftq.node.replication.replica import IsrChange
+
+logger = logging.getLogger(__name__)
+
+PROPOSALS_MAX = 64
+RETRY_S = 0.2
+REFUSALS = (FencedEpoch, InvalidArgument, UnknownPartition, UnknownTopic)
+"""With these the state machine refuses a change; every other error says that it has not spoken."""
+
+
+class IsrHost(Protocol):
+    """Who has the partitions."""
+
+    metrics: NodeMetrics
+    is_started: bool
+
+    def touched(self, partition: Partition) -> None: ...
+
+
+class IsrProposals:
+    """See the module's docstring."""
+
+    def __init__(self, node_id: int, metadata: MetadataLog, home: IsrHost) -> None:
+        self._node_id = node_id
+        self._metadata = metadata
+        self._home = home
+        self._room = asyncio.Semaphore(PROPOSALS_MAX)
+
+    async def change(self, partition: Partition, change: IsrChange) -> None:
+        ref, replica = partition.ref, partition.replica
+        logger.info("partition=%s isr=%s %s", ref, change.members, change.reason)
+        command = ChangeIsr(
+            *(ref.topic_id, ref.number, self._node_id, change.epoch, change.version),
+            change.members,
+        )
+        command_id = self._metadata.new_command_id()
+        async with self._room:
+            while self._home.is_started and replica.awaits(change):
+                if await self._is_answered(partition, change, command, command_id):
+                    self._take_answer(partition, change)
+                    break
+                await sleep(RETRY_S)
+        self._home.touched(partition)
+
+    async def _is_answered(
+        self, partition: Partition, change: IsrChange, command: ChangeIsr, command_id: bytes
+    ) -> bool:
+        """One try; whether the state machine has answered, be it with a refusal."""
+        try:
+            await self._metadata.propose(command, command_id=command_id)
+        except REFUSALS as error:
+            logger.info("partition=%s isr change refused: %s", partition.ref, error)
+        except RaftqError as error:
+            logger.info("partition=%s isr change not answered: %s", partition.ref, error)
+            return False
+        else:
+            self._home.metrics.isr_expansions += change.joins
+            self._home.metrics.isr_shrinks += change.leaves
+        return True
+
+    def _take_answer(self, partition: Partition, change: IsrChange) -> None:
+        """By now the metadata here has what was decided up to the answer."""
+        ref = partition.ref
+        topic = self._metadata.state.topic_by_id(ref.topic_id)
+        if topic is None:
+            return  # the partition is closed as soon as its node hears of that
+        partition.answered(change, topic.partitions[ref.number].version)
+
+    async def resign(self, partition: Partition, reason: str) -> None:
+        ref, epoch = partition.ref, partition.replica.epoch
+        logger.warning("partition=%s should have another leader: %s", ref, reason)
+        async with self._room:
+            try:
+                await self._metadata.propose(Resign(ref.topic_id, ref.number, self._node_id, epoch))
+            except RaftqError as error:
+                logger.info("partition=%s resignation ended: %s", ref, error)
+        self._home.touched(partition)

@@ -1,0 +1,533 @@
+"""One replicated log of a partition's replica, a log of it: the only writer of it. (Shell.)
+
+    0 data     what producers wrote; always there
+    1 ledger   what was done with it: leases, settlements, stored offsets
+    2 delays   what producers wrote to be delivered later
+
+A log joins a log, the producers' sequences in it and how far its copies reach (replica.py), and
+knows who waits: requests for the high watermark or a sync, readers for new records, followers for
+new batches. Everything runs on the event loop, per batch; nothing here awaits. The role is the
+partition's.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from raftq.client.common.errors import (
+    CorruptBatch,
+    DiskFull,
+    OffsetOutOfRange,
+    RaftqError,
+    RequestTimeout,
+    StorageFailed,
+)
+from raftq.client.common.types import Buffer
+from raftq.cluster.metadata.topic_config import TopicConfig
+from raftq.node.replication.headers import below, end_of_batches
+from raftq.node.replication.offset_waiters import OffsetWaiters
+from raftq.node.replication.recent_batches import RecentBatches
+from raftq.node.replication.replica import LogProgress
+from raftq.node.storage import producer_files
+from raftq.node.storage.incoming import DEFAULT_LIMITS, Limits, check_incoming
+from raftq.node.storage.log import Log
+from raftq.node.storage.producers import PRODUCERS_MAX, Producers
+from raftq.node.storage.reserve import Reserve
+from raftq.node.storage.stamped import LONG_HEADER
+from raftq.node.storage.syncer import Syncer
+
+if TYPE_CHECKING:
+    from raftq.node.replication.partition import Partition
+
+logger = logging.getLogger(__name__)
+
+DATA, LEDGER, DELAYS = range(3)
+NAMES = ("data", "ledger", "delays")
+TAIL_BYTES_MAX = 4 * 1024 * 1024
+
+T = TypeVar("T")
+LogKey = tuple[int, int, int]
+"""Topic id, number of the partition, number of the log."""
+
+
+class ReplicaHost(Protocol):
+    """What a partition and its logs need from the node."""
+
+    loop: asyncio.AbstractEventLoop
+    syncer: Syncer
+
+    def touched(self, partition: "Partition") -> None:
+        """It has something that time may change: waiting requests, followers behind."""
+
+    def reached(self, partition_log: "PartitionLog") -> None:
+        """A follower's log ends further on now, as durable as the topic asks."""
+
+    def damaged(self, partition_log: "PartitionLog", error: BaseException) -> None:
+        """Part of its log cannot be read."""
+
+    def disk_full(self) -> None:
+        """There was no room for what was to be written."""
+
+    def failed(self, partition: "Partition", error: BaseException) -> None:
+        """It cannot go on: a log cannot be written any more, or its service is broken."""
+
+
+class LogListener(Protocol):
+    """A follower's conversation, told about the logs it subscribed to."""
+
+    def believed(self, partition_log: "PartitionLog") -> bool:
+        """Whether what the follower says of it still counts."""
+
+    def grown(self, partition_log: "PartitionLog") -> None: ...
+    def readable(self, partition_log: "PartitionLog") -> None: ...
+    def ended(self, partition_log: "PartitionLog") -> None: ...
+
+
+class ReadWaiter(Protocol):
+    """Whoever waits for more to read."""
+
+    def more(self) -> None: ...
+
+
+class LogCounts:
+    """What was done to the log since it was opened, for metrics."""
+
+    __slots__ = (
+        "append_s", "appended_bytes", "appended_records", "appends", "duplicates", "read_bytes",
+        "truncations",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.appended_bytes = 0
+        self.appended_records = 0
+        self.appends = 0
+        self.append_s = 0.0
+        self.duplicates = 0
+        self.read_bytes = 0
+        self.truncations = 0
+
+
+class PartitionLog:
+    """See the module's docstring."""
+
+    __slots__ = (
+        "_directory", "_flushing", "_front", "_home", "_limits", "_saved_base", "_syncs", "counts",
+        "for_all", "for_sync", "key", "listeners", "log", "name", "number", "partition",
+        "producers", "progress", "readers", "replica", "reserve", "tail",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        partition: "Partition",
+        log: Log,
+        producers: Producers,
+        progress: LogProgress,
+        home: ReplicaHost,
+    ) -> None:
+        ref, number = partition.ref, len(partition.logs)
+        self.partition = partition
+        self.replica = partition.replica
+        self.number = number
+        self.key: LogKey = (ref.topic_id, ref.number, number)
+        self.name = str(ref) if number == DATA else f"{ref}/{NAMES[number]}"
+        self.log = log
+        self.producers = producers
+        self.progress = progress
+        # What was readable before the restart still is: whoever leads has it.
+        progress.high_watermark = max(progress.high_watermark, log.readable_offset)
+        self.listeners: dict[LogListener, int] = {}  # -> offset up to which it was handed batches
+        self.readers: dict[ReadWaiter, None] = {}
+        self.for_all = OffsetWaiters()
+        self.for_sync = OffsetWaiters()
+        self.tail = RecentBatches(TAIL_BYTES_MAX)
+        self.counts = LogCounts()
+        self.reserve: Reserve | None = None
+        self._home = home
+        self._directory = producers_directory(ref.directory, number)
+        self._syncs: bool | None = None
+        self._flushing = False
+        self._front: tuple[int, int] | None = None
+        self._saved_base = log.segments.active.base_offset
+
+    def __str__(self) -> str:
+        return self.name
+
+    def configure(self, config: TopicConfig) -> None:
+        before, self._syncs = self._syncs, config.fsync == "always"
+        self._limits = Limits(value_bytes_max=config.value_bytes_max, delayed=self.number == DELAYS)
+        if before is not None and before != self._syncs:
+            # This copy counts up to elsewhere now. A follower does not take back what it has told:
+            # that was what the topic asked for then.
+            if self.replica.role == "leader" or not self._syncs:
+                self._reached()
+            if self.own_end < self.log.end_offset:
+                self.flush()
+
+    @property
+    def own_end(self) -> int:
+        """Up to where this copy counts."""
+        return self.log.flushed_offset if self._syncs else self.log.end_offset
+
+    # The leader writes
+
+    def append_incoming(self, raw: memoryview, bases: list[int], copies: bool = False) -> int:
+        """Append a client's batches, all but repeated ones; the end of the last. Their base offsets
+        are added to `bases`, so that whoever gets an error knows how far it went. `copies` of what
+        was taken before are taken whatever the topic's limits are now.
+
+        Without any it is the end of what is there: a client asks whether one would be taken."""
+        limits = DEFAULT_LIMITS if copies else self._limits
+        batches = check_incoming(raw, limits) if len(raw) else []
+        self._check_room()
+        log, producers = self.log, self.producers
+        before = log.end_offset
+        began = self._home.loop.time()
+        epoch = self.replica.epoch
+        keep = bool(self.listeners)
+        last = 0 if batches else before
+        try:
+            for start, length, producer_id, producer_epoch, sequence, count, timestamp in batches:
+                if producer_id >= 0:
+                    known = producers.check(producer_id, producer_epoch, sequence, count)
+                    if known is not None:
+                        bases.append(known)
+                        last = max(last, known + count)
+                        self.counts.duplicates += 1
+                        continue
+                batch = raw[start : start + length]
+                base = log.append(batch, epoch)
+                if producer_id >= 0:
+                    producers.note(producer_id, producer_epoch, sequence, count, base, timestamp)
+                if keep:
+                    self.tail.put(base, log.end_offset, batch)
+                bases.append(base)
+                last = max(last, base + count)
+        except RaftqError as error:
+            self._not_written(error, bool(bases))
+            raise
+        finally:
+            if log.end_offset > before:
+                self._grown(before, len(raw), began)
+        return last
+
+    def _not_written(self, error: RaftqError, others_were: bool) -> None:
+        if isinstance(error, StorageFailed):
+            self._home.failed(self.partition, error)
+        elif others_were:
+            error.outcome = "unknown"
+        if isinstance(error, DiskFull):
+            self._home.disk_full()
+
+    def append(self, batch: bytearray) -> int:
+        """Write a batch of the node's own; its base offset. The batch is the log's then."""
+        log = self.log
+        before = log.end_offset
+        began = self._home.loop.time()
+        self._check_room()
+        epoch = self.replica.epoch
+        try:
+            base = log.append(batch, epoch)
+        except (DiskFull, StorageFailed) as error:
+            base = self._write_again(error, lambda: log.append(batch, epoch))
+        fields = LONG_HEADER.unpack_from(batch)
+        producer_id, producer_epoch, sequence, timestamp = fields[11:15]
+        if producer_id >= 0:
+            count = log.end_offset - base
+            self.producers.note(producer_id, producer_epoch, sequence, count, base, timestamp)
+        if self.listeners:
+            self.tail.put(base, log.end_offset, batch)
+        self._grown(before, len(batch), began)
+        return base
+
+    def _check_room(self) -> None:
+        """DiskFull while what is left of the disk is for ledgers."""
+        if self.reserve is not None and self.number != LEDGER:
+            try:
+                self.reserve.check(self._home.loop.time())
+            except DiskFull:
+                self._home.disk_full()
+                raise
+
+    def _write_again(self, error: DiskFull | StorageFailed, write: Callable[[], T]) -> T:
+        """A ledger that found the disk full gets the room that was set aside for it."""
+        if isinstance(error, DiskFull):
+            self._home.disk_full()
+        try:
+            if self.reserve is None or self.number != LEDGER or isinstance(error, StorageFailed):
+                raise error
+            if not self.reserve.give_up():
+                raise error
+            return write()
+        except StorageFailed as failure:
+            self._home.failed(self.partition, failure)
+            raise
+
+    def _grown(self, before: int, size: int, began: float) -> None:
+        log, counts = self.log, self.counts
+        now = self._home.loop.time()
+        counts.appended_records += log.end_offset - before
+        counts.appended_bytes += size
+        counts.appends += 1
+        counts.append_s += now - began
+        progress = self.progress
+        moved = progress.appended(log.end_offset, self.own_end, now)
+        for listener in self.listeners:
+            listener.grown(self)
+        if self._syncs:
+            self.flush()
+        if moved:
+            self.moved()
+        if progress.followers:
+            self._home.touched(self.partition)
+        if log.segments.active.base_offset != self._saved_base:
+            self._rolled()
+
+    def _rolled(self) -> None:
+        """A segment was sealed: have it synced soon, so that not too many wait for that."""
+        self.save_producers()
+        self.flush()
+
+    def save_producers(self) -> None:
+        """Keep the sequences beside the log, so that an open reads only what came after."""
+        self._saved_base = self.log.segments.active.base_offset
+        self.producers.end_offset = self.log.end_offset
+        producer_files.save(self.producers, self.log.disk, self._directory)
+
+    def wait_for_all(self, end: int, timeout_ms: int, reply: T) -> "asyncio.Future[T]":
+        """The reply, once all of the in-sync set have everything below `end`."""
+        self._home.touched(self.partition)
+        return self.for_all.add(end, self._home.loop.time() + timeout_ms / 1000, reply)
+
+    def wait_for_sync(self, end: int, timeout_ms: int, reply: T) -> "asyncio.Future[T] | None":
+        """The reply, once that is as durable here as the topic asks; None when it is already."""
+        if not self._syncs or end <= self.log.flushed_offset:
+            return None
+        self._home.touched(self.partition)
+        return self.for_sync.add(end, self._home.loop.time() + timeout_ms / 1000, reply)
+
+    # Syncs
+
+    def flush(self) -> None:
+        """Ask for a sync of everything so far; one at a time, so that many writes share it."""
+        if self._flushing or self.partition.closed:
+            return
+        self._flushing = True
+        self._home.syncer.submit([(self.log, self.log.end_offset)], self._synced)
+
+    def _synced(self, error: RaftqError | None) -> None:
+        """Called from the syncer's thread."""
+        self._home.loop.call_soon_threadsafe(self._flushed, error)
+
+    def _flushed(self, error: RaftqError | None) -> None:
+        self._flushing = False
+        if self.partition.closed:
+            return
+        if error is not None and self.log.failure is not None:
+            self._home.failed(self.partition, error)
+            return
+        flushed = self.log.flushed_offset
+        self._reached()
+        if self._front is not None and flushed >= self._front[1]:
+            self._drop_front(self._front[0])
+        if flushed < self.log.end_offset and (
+            self._syncs or self._front is not None or flushed < self._saved_base
+        ):
+            self.flush()
+
+    def _reached(self) -> None:
+        """This copy counts up to `own_end` now. Whether the topic asks for syncs may have changed
+        since the one began that is told of, so a follower says it in any case."""
+        if self.replica.role == "leader":
+            self.for_sync.release(self.own_end)
+            if self.progress.flushed(self.own_end):
+                self.moved()
+        else:
+            self._home.reached(self)
+
+    # The beginning of the log
+
+    def drop_below(self, offset: int) -> None:
+        """Forget what is below the offset, as soon as everything that is readable now is on disk:
+        what takes its place is, too, then. A leader's followers do the same."""
+        progress = self.progress
+        assert offset <= progress.high_watermark, f"{self}: {offset} is not readable yet"
+        if offset > self.log.start_offset and (self._front is None or offset > self._front[0]):
+            self._front = (offset, progress.high_watermark)
+            self.flush()
+
+    def _drop_front(self, offset: int) -> None:
+        self._front = None
+        try:
+            freed = self.log.truncate_prefix(offset)
+        except (DiskFull, StorageFailed) as error:
+            self._not_written(error, False)
+            return
+        logger.info("partition=%s start_offset=%d freed=%d", self, offset, freed)
+        for listener in self.listeners:
+            listener.readable(self)
+
+    # Who waits
+
+    def moved(self) -> None:
+        """The high watermark moved."""
+        high_watermark = self.progress.high_watermark
+        self.log.set_readable(high_watermark)
+        self.for_all.release(high_watermark)
+        for listener in self.listeners:
+            listener.readable(self)
+        if self.readers:
+            self.wake_readers()
+
+    def wake_readers(self) -> None:
+        for reader in list(self.readers):
+            reader.more()
+
+    def expire(self, now: float) -> bool:
+        """End requests whose time is over; whether any still wait."""
+        if not self.for_all and not self.for_sync:
+            return False
+        error = RequestTimeout(f"{self} has the records, but not enough replicas have them in time")
+        self.for_all.expire(now, error)
+        self.for_sync.expire(now, error)
+        return bool(self.for_all or self.for_sync)
+
+    def stand_down(self, error: RaftqError) -> None:
+        """Whoever waits for this leader has to go on elsewhere."""
+        self.for_all.fail(error)
+        self.for_sync.fail(error)
+        self.tail.clear()
+        for listener in list(self.listeners):
+            listener.ended(self)
+        self.listeners.clear()
+        self.wake_readers()
+
+    # Followers of this leader
+
+    def end_disbelieved(self) -> None:
+        """Of followers that are no replicas any more, or are so anew and have to say it again."""
+        for listener in list(self.listeners):
+            if not listener.believed(self):
+                listener.ended(self)
+
+    def damaged(self, error: CorruptBatch) -> None:
+        """Some reader met damage."""
+        self._home.damaged(self, error)
+
+    def hand_over(self, listener: LogListener, bytes_max: int) -> tuple[list[Buffer], int]:
+        """The next batches for a follower, from memory or file, and how many bytes they have."""
+        offset = self.listeners[listener]
+        log = self.log
+        if offset >= log.end_offset:
+            return [], 0
+        found = self.tail.take(offset, bytes_max)
+        if found is None:
+            data = log.read(offset, bytes_max)
+            buffers: list[Buffer] = [data]
+            size, end = len(data), end_of_batches(data)
+        else:
+            buffers, size, end = found
+        self.listeners[listener] = end
+        self.tail.release(min(self.listeners.values()))
+        return buffers, size
+
+    def progressed(self, node: int, incarnation: int, end_offset: int) -> None:
+        """A follower's log ends here now."""
+        end_offset = min(end_offset, self.log.end_offset)
+        if self.progress.progressed(node, incarnation, end_offset, self._home.loop.time()):
+            self.moved()
+        if node not in self.replica.decided.isr:
+            self._home.touched(self.partition)
+
+    # The follower writes
+
+    def take(self, raw: Buffer, high_watermark: int, start_offset: int) -> None:
+        """Append what the leader handed over; CorruptBatch when it does not fit here."""
+        log, producers = self.log, self.producers
+        before = log.end_offset
+        if len(raw):
+            try:
+                facts = log.append_stamped(raw)
+            except (DiskFull, StorageFailed) as error:
+                facts = self._write_again(error, lambda: log.append_stamped(raw))
+            for producer_id, producer_epoch, sequence, count, base, timestamp in facts:
+                if producer_id >= 0:
+                    producers.note(producer_id, producer_epoch, sequence, count, base, timestamp)
+            self.counts.appended_records += log.end_offset - before
+            self.counts.appended_bytes += len(raw)
+            if self._syncs:
+                self.flush()
+            else:
+                self._home.reached(self)
+            if log.segments.active.base_offset != self._saved_base:
+                self._rolled()
+        progress = self.progress
+        known = min(high_watermark, log.end_offset)
+        if known > progress.high_watermark:
+            progress.high_watermark = known
+            log.set_readable(known)
+        # Not before everything readable is here: what the leader has in place of its beginning.
+        if start_offset > log.start_offset and start_offset <= high_watermark <= log.end_offset:
+            self.drop_below(start_offset)
+
+    def cut(self, end_offset: int) -> None:
+        """Drop what the leader does not have."""
+        high_watermark, log = self.progress.high_watermark, self.log
+        level = logging.ERROR if end_offset < high_watermark else logging.WARNING
+        logger.log(
+            level, "partition=%s truncated from=%d to=%d high_watermark=%d",
+            self, log.end_offset, end_offset, high_watermark,
+        )  # fmt: skip
+        log.truncate(end_offset)
+        self._rewritten()
+
+    def restart_at(self, start_offset: int) -> None:
+        """Drop everything: the leader begins after where this log ends."""
+        logger.warning(
+            "partition=%s begins anew at=%d was=[%d,%d)",
+            self, start_offset, self.log.start_offset, self.log.end_offset,
+        )  # fmt: skip
+        # First: a snapshot at the very offset where the log begins anew would be believed.
+        producer_files.remove_above(self.log.disk, self._directory, -1)
+        self.log.reset(start_offset)
+        self._rewritten()
+
+    def _rewritten(self) -> None:
+        self.counts.truncations += 1
+        self._front = None
+        progress = self.progress
+        progress.high_watermark = min(progress.high_watermark, self.log.end_offset)
+        self.producers = known_producers(self.log, self._directory, self.producers.producers_max)
+
+    # Reads
+
+    def read(self, offset: int, bytes_max: int) -> Buffer:
+        """Raw batches below the high watermark; empty when there are none from here."""
+        log, high_watermark = self.log, self.progress.high_watermark
+        if offset >= high_watermark:
+            if offset > log.end_offset:
+                raise OffsetOutOfRange(f"{self} ends at {high_watermark}, before offset {offset}")
+            return b""
+        data: Buffer = log.read(offset, bytes_max)
+        if high_watermark < log.end_offset:
+            data = below(data, high_watermark)
+        self.counts.read_bytes += len(data)
+        return data
+
+    def close(self, clean: bool) -> None:
+        self._home.syncer.remove(self.log)
+        if clean and self.log.failure is None:
+            self.save_producers()
+        self.log.close(clean=clean)
+
+
+def producers_directory(replica: str, number: int) -> str:
+    """Where the snapshots of a log's producers are, in the directory of the replica."""
+    return replica if number == DATA else f"{replica}/{NAMES[number]}"
+
+
+def known_producers(log: Log, directory: str, producers_max: int = PRODUCERS_MAX) -> Producers:
+    """The producers' sequences as of the log's end, from the newest snapshot and the log."""
+    producers = producer_files.load_newest(log.disk, directory, log.end_offset, producers_max)
+    producer_files.rebuild(log, producers)
+    return producers

@@ -1,0 +1,546 @@
+"""One replica's role: who leads, who is in sync, what may be read. (Core.)
+
+    idle ──follow──> follower ──lead──> leader
+      ^─────────────────┴──stand_down──────┘        every change comes from the metadata
+    any ──close──> idle                             for good: a closed one proposes nothing
+
+A role belongs to an epoch; what belongs to another epoch is refused by whoever calls this core.
+A partition has one role and one in-sync set, and one or more logs, its logs. How far each copy
+of a log reaches is that log's own business (`LogProgress`); the set is common to all of them.
+
+Rules of a leader
+- The high watermark of a log is the smallest end over the in-sync set; a member that has not
+  been heard of in this epoch holds it where it is. It moves only while the set has `min_insync`
+  members.
+- A follower that is about to be let in counts from the moment the change is proposed, because it
+  may be elected from the moment the change is decided. One that is to be put out counts until that
+  is decided. So whoever is elected from the set has everything below the high watermarks. A
+  proposal ends when the state machine has answered it or a newer version is known here; that
+  nothing was heard of it, or that a later try certainly failed, ends nothing.
+- What a follower says counts for its assignment, the version at which it was made a replica. One
+  that was moved away and back is another replica: it may be about to delete what it told of.
+- The set is never proposed smaller than `min_insync`: then the high watermarks stand still instead.
+- A follower is put out when it is known to be dead, or has been behind for `lag_s` in any log.
+  While records wait, one that has not come to a new leader at all gets only a part of that: writers
+  may have waited for as long under the leader before.
+- It is let in when it has, of every log, everything readable and everything that was there when
+  this epoch began.
+- A log that is opened while the partition is led was never written in this epoch, nor is there
+  anything readable in it that a member of the set does not have: nobody is let in or elected
+  without what other leaders wrote to it. So it may be missing for a while, and come at any time.
+
+This core knows ends of logs, not logs. Times are seconds of the caller's clock.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["idle", "follower", "leader"]
+Standing = Literal["in", "out", "joins", "absent", "late", "dead"]
+NEVER = float("-inf")
+UNKNOWN = -1
+ABSENT_LAG_SHARE = 1 / 3
+"""Of the lag: for how long a new leader lets records wait for a member that does not come."""
+
+
+class FollowerProgress:
+    """What the leader knows of one follower's copy of a log in this epoch and assignment."""
+
+    __slots__ = (
+        "assignment", "caught_up_at", "end_offset", "heard_at", "incarnation", "target_at",
+        "target_end",
+    )  # fmt: skip
+
+    def __init__(self, assignment: int, now: float) -> None:
+        self.assignment = assignment
+        # When it last told where its log ends.
+        self.heard_at = now
+        self.end_offset = UNKNOWN
+        self.incarnation = UNKNOWN
+        # When it last had everything the leader had. A new leader gives everyone the time to come.
+        self.caught_up_at = now
+        # It will have caught up as of `target_at` once it has reached `target_end`.
+        self.target_end = UNKNOWN
+        self.target_at = NEVER
+
+
+@dataclass(slots=True)
+class IsrChange:
+    """A new in-sync set to be proposed: (node, incarnation) of each member, sorted by node."""
+
+    epoch: int
+    version: int
+    members: tuple[tuple[int, int], ...]
+    joins: int
+    leaves: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What the metadata says of the partition."""
+
+    epoch: int
+    version: int
+    leader: int | None
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    assignments: tuple[int, ...]
+    """In the order of `replicas`."""
+    min_insync: int
+    moving: bool = False
+
+    def assignment_of(self, node: int) -> int | None:
+        """None: it is no replica."""
+        replicas = self.replicas
+        return self.assignments[replicas.index(node)] if node in replicas else None
+
+
+NOTHING = Decided(-1, -1, None, (), (), (), 1)
+
+
+class LogProgress:
+    """How far the copies of one log reach, here and at the followers.
+
+    A leader's is told of every change; of a follower's only `high_watermark` means something.
+    """
+
+    __slots__ = (
+        "_counted", "_held", "epoch_start", "followers", "high_watermark", "log_end", "own_end",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.high_watermark = 0
+        self.log_end = 0
+        self.own_end = 0
+        self.epoch_start = 0
+        self.followers: dict[int, FollowerProgress] = {}
+        self._counted: tuple[FollowerProgress, ...] = ()
+        self._held = True
+
+    def describe(self) -> str:
+        ends = {node: one.end_offset for node, one in self.followers.items()}
+        return f"hw={self.high_watermark} own_end={self.own_end} ends={ends}"
+
+    # For the Replica
+
+    def begin(self, log_end: int, own_end: int) -> None:
+        """The leader begins to write here; nothing is known of anybody."""
+        self.end()
+        self.log_end = self.epoch_start = log_end
+        self.own_end = own_end
+
+    def end(self) -> None:
+        self.followers = {}
+        self._counted = ()
+        self._held = True
+
+    def replicate_to(self, assignments: Mapping[int, int], now: float) -> None:
+        """Nothing is known of a node that was assigned anew."""
+        known = self.followers
+        self.followers = {
+            node: one
+            if (one := known.get(node)) is not None and one.assignment == assignment
+            else FollowerProgress(assignment, now)
+            for node, assignment in assignments.items()
+        }
+
+    def count(self, members: Iterable[int], held: bool) -> None:
+        """Whose ends count; nothing moves while `held`."""
+        self._counted = tuple(self.followers[node] for node in members if node in self.followers)
+        self._held = held
+
+    # Facts
+
+    def appended(self, log_end: int, own_end: int, now: float) -> bool:
+        """The leader's log grew; whether readers see more now."""
+        old_end, self.log_end = self.log_end, log_end
+        for follower in self.followers.values():
+            if follower.end_offset == old_end:
+                follower.caught_up_at = now
+        self.own_end = own_end
+        return self.advance()
+
+    def flushed(self, own_end: int) -> bool:
+        """The leader's own copy counts up to here now; whether readers see more."""
+        self.own_end = own_end
+        return self.advance()
+
+    def progressed(self, node: int, incarnation: int, end_offset: int, now: float) -> bool:
+        """A follower's log ends here; whether readers see more now."""
+        follower = self.followers.get(node)
+        if follower is None:
+            return False
+        if follower.incarnation != incarnation:
+            follower.incarnation = incarnation
+            follower.target_end = UNKNOWN
+        log_end = self.log_end
+        if follower.end_offset >= log_end:
+            # It had everything until now, though less may count since the topic asks for syncs.
+            follower.caught_up_at = now
+        follower.end_offset = end_offset
+        follower.heard_at = now
+        if end_offset >= log_end:
+            follower.caught_up_at = now
+        elif follower.target_end != UNKNOWN and end_offset >= follower.target_end:
+            # The target may be from before a pause in which it had everything.
+            follower.caught_up_at = max(follower.caught_up_at, follower.target_at)
+            follower.target_end = UNKNOWN
+        if follower.target_end == UNKNOWN:
+            follower.target_end, follower.target_at = log_end, now
+        return self.advance()
+
+    def advance(self) -> bool:
+        """Move the high watermark as far as the rules allow; whether it moved."""
+        if self._held:
+            return False
+        end = self.own_end
+        for follower in self._counted:
+            if follower.end_offset < end:
+                end = follower.end_offset
+        if end <= self.high_watermark:
+            return False
+        self.high_watermark = end
+        return True
+
+    @property
+    def old_epochs_replicated(self) -> bool:
+        """Whether all of older epochs is readable; of a leader's log."""
+        return self.high_watermark >= self.epoch_start
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether some follower has not everything."""
+        end = self.log_end
+        return any(one.end_offset < end for one in self.followers.values())
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are records that are not readable yet."""
+        return self.high_watermark < self.log_end
+
+    def is_known(self, node: int) -> bool:
+        """Whether this follower has been heard of in this epoch."""
+        return self.followers[node].end_offset != UNKNOWN
+
+    def is_late(self, node: int, since: float) -> bool:
+        """Whether this follower has been behind since before then."""
+        follower = self.followers[node]
+        return follower.end_offset < self.log_end and follower.caught_up_at < since
+
+    def is_silent(self, node: int, since: float) -> bool:
+        """Whether this follower is late and has told nothing since then."""
+        return self.is_late(node, since) and self.is_unheard(node, since)
+
+    def is_unheard(self, node: int, since: float) -> bool:
+        """Whether this follower has told nothing since then, though it may have nothing to tell."""
+        return self.followers[node].heard_at < since
+
+    def is_ready(self, node: int, incarnation: int) -> bool:
+        """Whether this follower, if it is that process, may be let into the set."""
+        follower = self.followers[node]
+        return (
+            follower.incarnation == incarnation
+            and follower.end_offset >= self.high_watermark
+            and follower.end_offset >= self.epoch_start
+        )
+
+
+class Replica:
+    """See the module's docstring. `is_alive` answers from the metadata."""
+
+    __slots__ = (
+        "_is_alive",
+        "_lag_s",
+        "_me",
+        "_proposed",
+        "_resigned_at",
+        "data",
+        "decided",
+        "logs",
+        "role",
+    )  # fmt: skip
+
+    def __init__(self, me: int, lag_s: float, is_alive: Callable[[int], bool]) -> None:
+        self._me = me
+        self._lag_s = lag_s
+        self._is_alive = is_alive
+        self._proposed: IsrChange | None = None
+        self._resigned_at = NEVER
+        self.role: Role = "idle"
+        self.decided = NOTHING
+        self.data = LogProgress()
+        self.logs = [self.data]
+
+    @property
+    def epoch(self) -> int:
+        return self.decided.epoch
+
+    @property
+    def assignment(self) -> int:
+        """Of this node; of a replica that was told what the metadata says."""
+        found = self.decided.assignment_of(self._me)
+        assert found is not None, self.describe()
+        return found
+
+    @property
+    def high_watermark(self) -> int:
+        """Of the data."""
+        return self.data.high_watermark
+
+    @property
+    def followers(self) -> Mapping[int, FollowerProgress]:
+        """Of the data; the other logs have the same nodes."""
+        return self.data.followers
+
+    def describe(self) -> str:
+        return (
+            f"{self.role} epoch={self.decided.epoch} version={self.decided.version} "
+            f"isr={self.decided.isr} proposed={self._proposed} "
+            + " | ".join(one.describe() for one in self.logs)
+        )
+
+    # Roles
+
+    def lead(self, decided: Decided, ends: Sequence[tuple[int, int]], now: float) -> None:
+        """Begin an epoch as its leader. `ends` has, of every log, where the log ends and up to
+        where it is as durable as the topic asks."""
+        assert decided.leader == self._me, self.describe()
+        assert decided.epoch > self.decided.epoch, self.describe()
+        self.role = "leader"
+        self.decided = decided
+        self._proposed = None
+        others = self._others()
+        for progress, (log_end, own_end) in zip(self.logs, ends, strict=True):
+            progress.begin(log_end, own_end)
+            progress.replicate_to(others, now)
+        self._recount()
+
+    def follow(self, decided: Decided) -> None:
+        """Begin an epoch under another leader, or (leader None) without one."""
+        assert decided.leader != self._me, self.describe()
+        assert decided.epoch > self.decided.epoch, self.describe()
+        self.role = "idle" if decided.leader is None else "follower"
+        self.decided = decided
+        self._end()
+
+    def close(self) -> None:
+        """No role any more, whatever the metadata said last."""
+        self.role = "idle"
+        self._end()
+
+    def _end(self) -> None:
+        self._proposed = None
+        for progress in self.logs:
+            progress.end()
+
+    def open_log(self, log_end: int, own_end: int, now: float) -> LogProgress:
+        """There is one more log from now on, whatever the role."""
+        progress = LogProgress()
+        self.logs.append(progress)
+        if self.role == "leader":
+            progress.begin(log_end, own_end)
+            progress.replicate_to(self._others(), now)
+            self._recount()
+            progress.advance()
+        return progress
+
+    def update(self, decided: Decided, now: float) -> list[int]:
+        """The same epoch with another set, or other replicas; the numbers of the logs of which
+        readers see more now."""
+        assert decided.epoch == self.decided.epoch, self.describe()
+        if self._proposed is not None and decided.version > self._proposed.version:
+            self._proposed = None
+        self.decided = decided
+        if self.role != "leader":
+            return []
+        others = self._others()
+        for progress in self.logs:
+            progress.replicate_to(others, now)
+        self._recount()
+        return self.advance()
+
+    # The leader's facts
+
+    def _others(self) -> dict[int, int]:
+        """The followers and their assignments."""
+        decided = self.decided
+        found = dict(zip(decided.replicas, decided.assignments, strict=True))
+        found.pop(self._me, None)
+        return found
+
+    def believes(self, node: int, epoch: int, assignment: int) -> bool:
+        """Whether what a follower says in this epoch and under this assignment counts."""
+        follower = self.data.followers.get(node)
+        return (
+            self.role == "leader"
+            and epoch == self.decided.epoch
+            and follower is not None
+            and follower.assignment == assignment
+        )
+
+    def _recount(self) -> None:
+        """Whose ends count: the set, and who is about to join it."""
+        decided = self.decided
+        members = dict.fromkeys(decided.isr)
+        if self._proposed is not None:
+            members.update(dict.fromkeys(node for node, _ in self._proposed.members))
+        held = len(decided.isr) < decided.min_insync
+        for progress in self.logs:
+            progress.count(members, held)
+
+    def advance(self) -> list[int]:
+        """Move the high watermarks as far as the rules allow; the numbers of those that moved."""
+        return [number for number, progress in enumerate(self.logs) if progress.advance()]
+
+    @property
+    def old_epochs_replicated(self) -> bool:
+        """Whether a reader can be told where the data ends: all of older epochs is readable."""
+        return self.role == "leader" and self.data.old_epochs_replicated
+
+    def may_accept(self) -> bool:
+        """Whether enough of the set is alive for a write to be acknowledged by all of it."""
+        isr, min_insync = self.decided.isr, self.decided.min_insync
+        if len(isr) < min_insync:
+            return False
+        if min_insync <= 1:
+            return True
+        alive = sum(1 for node in isr if node == self._me or self._is_alive(node))
+        return alive >= min_insync
+
+    # The in-sync set
+
+    def is_behind(self) -> bool:
+        """Whether some replica has not everything, so that time may change the set."""
+        decided = self.decided
+        return len(decided.isr) < len(decided.replicas) or any(
+            progress.is_behind for progress in self.logs
+        )
+
+    def next_change(self, incarnations: Mapping[int, int], now: float) -> IsrChange | None:
+        """The change to be proposed now; the caller reports how it ended.
+
+        `incarnations` has every node that is alive.
+        """
+        if self.role != "leader" or self._proposed is not None:
+            return None
+        decided = self.decided
+        found: dict[Standing, list[int]] = {"in": [], "out": [], "joins": []}
+        found |= {"absent": [], "late": [], "dead": []}
+        for node in self.followers:
+            found[self._standing(node, incarnations.get(node), now)].append(node)
+        joined = found["joins"]
+        members = [self._me, *found["in"], *joined]
+        floor = min(decided.min_insync, len(decided.replicas))
+        if len(members) < floor:
+            members += found["absent"]  # without them nothing could go on, either
+        members += [*found["late"], *found["dead"]][: max(floor - len(members), 0)]
+        if sorted(members) == sorted(decided.isr):
+            return None
+        left = [node for node in decided.isr if node not in members]
+        change = IsrChange(
+            decided.epoch,
+            decided.version,
+            tuple((node, incarnations.get(node, 0)) for node in sorted(members)),
+            len(joined),
+            len(left),
+            f"joined={joined} left={left}",
+        )
+        self._proposed = change
+        self._recount()
+        return change
+
+    def _standing(self, node: int, incarnation: int | None, now: float) -> Standing:
+        """How a follower, if it lives as that process, stands to the set."""
+        if node not in self.decided.isr:
+            ready = incarnation is not None and self._is_ready(node, incarnation)
+            return "joins" if ready else "out"
+        if incarnation is None:
+            return "dead"
+        if self._is_late(node, now):
+            return "late"
+        return "absent" if self._keeps_waiting(node, now) else "in"
+
+    def _is_ready(self, node: int, incarnation: int) -> bool:
+        return all(progress.is_ready(node, incarnation) for progress in self.logs)
+
+    def _is_late(self, node: int, now: float) -> bool:
+        since = now - self._lag_s
+        return any(progress.is_late(node, since) for progress in self.logs)
+
+    def _keeps_waiting(self, node: int, now: float) -> bool:
+        """Whether records wait for this follower, which has not come since this epoch began."""
+        data = self.data
+        since = now - self._lag_s * ABSENT_LAG_SHARE
+        return data.is_waiting and not data.is_known(node) and data.is_late(node, since)
+
+    def should_resign(
+        self, incarnations: Mapping[int, int], now: float, silent: Collection[int] = ()
+    ) -> bool:
+        """Whether the set cannot go on under this leader, but could under another one: all the
+        followers are alive and enough, and none of them has fetched for as long as one may lag.
+
+        A follower that has everything need not say anything about this partition. Whether it is
+        still there tells `silent`: nodes that have asked nothing of this one for as long. When all
+        of them are, clients may not get here, either, and then nothing will ever wait.
+
+        True once per that time; the answer comes with another epoch, or not at all.
+        """
+        decided = self.decided
+        floor = min(decided.min_insync, len(decided.replicas))
+        alive = [node for node in self.followers if node in incarnations]
+        if self.role != "leader" or floor < 2 or len(alive) < floor:
+            return False
+        since = now - self._lag_s
+        counted = [node for node in alive if node in decided.isr]
+        if not counted or self._resigned_at > since:
+            return False
+        for node in counted:
+            late = any(one.is_silent(node, since) for one in self.logs)
+            if not late and not (node in silent and self.data.is_unheard(node, since)):
+                return False
+        self._resigned_at = now
+        return True
+
+    def awaits(self, change: IsrChange) -> bool:
+        """Whether those that the change lets in still count, because it may be decided."""
+        return self._proposed is change
+
+    def answered(self, change: IsrChange, version: int) -> list[int]:
+        """The state machine has answered this very proposal, and `version` is what the metadata
+        here has since; the numbers of the logs of which readers see more now.
+
+        A newer version than that of the change may be what it brought. It comes through `update`,
+        and until then those that the change lets in count.
+        """
+        if self._proposed is not change or version > change.version:
+            return []
+        self._proposed = None
+        self._recount()
+        return self.advance()
+
+
+def common_end(
+    leader: list[tuple[int, int]], leader_end: int, follower: list[tuple[int, int]], end: int
+) -> int:
+    """Up to which offset two logs are the same, from their histories of (epoch, start offset).
+
+    An epoch has one leader, which gives out each offset once: where two logs have the same epoch
+    at the same offset they have the same record, and the same records before it. A follower that
+    sends only the latest part of its history gets the start of that part when nothing agrees.
+    """
+    if not follower:
+        return min(end, leader_end)
+    at = min(end, leader_end)
+    ends = {
+        epoch: (leader[ref + 1][1] if ref + 1 < len(leader) else leader_end)
+        for ref, (epoch, _) in enumerate(leader)
+    }
+    for ref in range(len(follower) - 1, -1, -1):
+        epoch, start = follower[ref]
+        stop = follower[ref + 1][1] if ref + 1 < len(follower) else end
+        if epoch in ends:
+            return min(stop, ends[epoch], at)
+        at = min(at, start)
+    return at

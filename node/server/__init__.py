@@ -1,1 +1,0 @@
-"""The listeners of a node: the native protocol on TCP."""

@@ -1,0 +1,78 @@
+"""What a member of a group makes of answers that are lost or come too late."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from fake_cluster import lost, simulate
+from fake_groups import fake_groups, fill
+
+from raftq.client.common.errors import FencedGeneration
+from raftq.client.consumer.consumer import Consumer
+from raftq.client.wire.group_messages import GroupHeartbeat
+from raftq.client.wire.queue_messages import StoreOffsets
+
+
+def test_a_join_that_the_coordinator_forgot_meanwhile_is_repeated() -> None:
+    """Its answer had to wait for replicas for longer than the session lasted."""
+
+    async def main() -> None:
+        async with fake_groups(1) as cluster:
+            cluster.add_topic("t", 1)
+            fill(cluster.topics["t"][0], [b"a", b"b"])
+            refused = 0
+
+            def refuse(request: Any, node_id: int) -> None:
+                nonlocal refused
+                if isinstance(request, GroupHeartbeat) and refused < 2:
+                    refused += 1
+                    raise FencedGeneration("the member is gone")
+
+            cluster.asking = refuse
+            async with Consumer(
+                cluster.bootstrap, group="g", topics=["t"], heartbeat_ms=200, session_ms=2_000
+            ) as consumer:
+                found: list[bytes] = []
+                async with asyncio.timeout(20):
+                    while len(found) < 2:
+                        found += [one.value for one in await consumer.poll(timeout=0.1)]
+            assert found == [b"a", b"b"]
+            assert refused == 2
+
+    simulate(main())
+
+
+def test_a_commit_that_is_fenced_after_a_lost_answer_may_have_happened() -> None:
+    """Its first attempt was stored, and the next owner goes on from there."""
+
+    async def main() -> None:
+        async with fake_groups(1) as cluster:
+            cluster.add_topic("t", 1)
+            fill(cluster.topics["t"][0], [b"a", b"b"])
+            async with Consumer(
+                cluster.bootstrap, group="g", topics=["t"], auto_commit=False, heartbeat_ms=200,
+                session_ms=2_000,
+            ) as consumer:  # fmt: skip
+                found: list[bytes] = []
+                while len(found) < 2:
+                    found += [one.value for one in await consumer.poll(timeout=0.1)]
+                attempts = 0
+
+                def asking(request: Any, node_id: int) -> None:
+                    if isinstance(request, StoreOffsets) and attempts:
+                        raise FencedGeneration("it has another owner")
+
+                def answering(request: Any, node_id: int) -> None:
+                    nonlocal attempts
+                    if isinstance(request, StoreOffsets):
+                        attempts += 1
+                        raise lost()
+
+                cluster.asking, cluster.answering = asking, answering
+                with pytest.raises(FencedGeneration) as raised:
+                    await consumer.commit()
+                assert raised.value.outcome == "unknown"
+                assert [one for one in cluster.history if one[0] == "store"]
+                cluster.asking = cluster.answering = None
+
+    simulate(main())
