@@ -60,7 +60,8 @@ def kinds(directory: Path, sabotage: str, load: Load, *dramas: Drama) -> set[str
         return found | {one.kind for one in judge(scene.history, final)}
 
     env = {VARIABLE: sabotage} if sabotage else None
-    with LocalCluster(directory / "cluster", nodes=3, env=env) as cluster:
+    where, command = directory / "cluster", DISTURBED_COMMAND
+    with LocalCluster(where, nodes=3, env=env, command=command) as cluster:
         secret = Path(cluster.files.secret).read_bytes().strip()
         return asyncio.run(run(cluster, secret))
 
