@@ -98,6 +98,9 @@ class EndReporter:
         assert partition.replica.role == "idle", partition.replica.describe()
         numbers = [*key, recovery.since]
         for partition_log in partition.logs:
+            if partition_log.own_end < partition_log.log.end_offset:
+                # Who has told may be in sync next: the same holds as for a subscription.
+                partition_log.log.sync()
             numbers += ends_of(partition_log)
         return tuple(numbers)
 

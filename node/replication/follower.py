@@ -227,6 +227,7 @@ class LeaderFetcher:
             if partition_log.own_end < log.end_offset:
                 # A subscription is also a word about how much is safe here.
                 log.sync()
+            partition_log.subscribes()
             found.append(
                 Subscription(
                     key[0],

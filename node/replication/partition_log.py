@@ -112,9 +112,9 @@ class PartitionLog:
     """See the module's docstring."""
 
     __slots__ = (
-        "_directory", "_flushing", "_front", "_home", "_limits", "_saved_base", "_syncs", "counts",
-        "for_all", "for_sync", "key", "listeners", "log", "name", "number", "partition",
-        "producers", "progress", "readers", "replica", "reserve", "tail",
+        "_current", "_directory", "_flushing", "_front", "_home", "_limits", "_owed", "_saved_base",
+        "_syncs", "counts", "for_all", "for_sync", "key", "listeners", "log", "name", "number",
+        "partition", "producers", "progress", "readers", "replica", "reserve", "tail",
     )  # fmt: skip
 
     def __init__(
@@ -149,6 +149,10 @@ class PartitionLog:
         self._flushing = False
         self._front: tuple[int, int] | None = None
         self._saved_base = log.segments.active.base_offset
+        # Of a follower: whether it keeps up with what is readable, and up to where it has to sync
+        # what it copied when it did not.
+        self._current = False
+        self._owed = 0
 
     def __str__(self) -> str:
         return self.name
@@ -166,8 +170,11 @@ class PartitionLog:
 
     @property
     def own_end(self) -> int:
-        """Up to where this copy counts."""
-        return self.log.flushed_offset if self._syncs else self.log.end_offset
+        """Up to where this copy counts. What was readable before it was copied has to be synced,
+        whatever the topic asks for: a power cut may cost a member of the isr what was written in
+        the last moment, not what was copied then."""
+        flushed = self.log.flushed_offset
+        return flushed if self._syncs or flushed < self._owed else self.log.end_offset
 
     # The leader writes
 
@@ -331,9 +338,15 @@ class PartitionLog:
         if self._front is not None and flushed >= self._front[1]:
             self._drop_front(self._front[0])
         if flushed < self.log.end_offset and (
-            self._syncs or self._front is not None or flushed < self._saved_base
+            self._syncs or self._front is not None or flushed < self._saved_base or self._must_pay
         ):
             self.flush()
+
+    @property
+    def _must_pay(self) -> bool:
+        """Whether somebody waits for a sync of what was copied; nobody does while more is."""
+        is_copying = self.replica.role == "follower" and not self._current
+        return self.log.flushed_offset < self._owed and not is_copying
 
     def _reached(self) -> None:
         """This copy counts up to `own_end` now. Whether the topic asks for syncs may have changed
@@ -441,6 +454,10 @@ class PartitionLog:
 
     # The follower writes
 
+    def subscribes(self) -> None:
+        """It may lack what is readable, until the leader's first batches show otherwise."""
+        self._current = False
+
     def take(self, raw: Buffer, high_watermark: int, start_offset: int) -> None:
         """Append what the leader handed over; CorruptBatch when it does not fit here."""
         log, producers = self.log, self.producers
@@ -455,7 +472,8 @@ class PartitionLog:
                     producers.note(producer_id, producer_epoch, sequence, count, base, timestamp)
             self.counts.appended_records += log.end_offset - before
             self.counts.appended_bytes += len(raw)
-            if self._syncs:
+            self._copied(before, high_watermark)
+            if self._syncs or self._must_pay:
                 self.flush()
             else:
                 self._home.reached(self)
@@ -469,6 +487,16 @@ class PartitionLog:
         # Not before everything readable is here: what the leader has in place of its beginning.
         if start_offset > log.start_offset and start_offset <= high_watermark <= log.end_offset:
             self.drop_below(start_offset)
+
+    def _copied(self, before: int, high_watermark: int) -> None:
+        """The log ended at `before` when so much was readable. A member of the isr lacks nothing of
+        that. One that does has to sync it; but not what it is handed once it keeps up, or it would
+        be behind by a sync for as long as there are writers."""
+        end = self.log.end_offset
+        if not self._current or end < high_watermark:
+            if before < high_watermark:
+                self._owed = end
+            self._current = end >= high_watermark
 
     def cut(self, end_offset: int) -> None:
         """Drop what the leader does not have."""
@@ -497,6 +525,7 @@ class PartitionLog:
         self._front = None
         progress = self.progress
         progress.high_watermark = min(progress.high_watermark, self.log.end_offset)
+        self._owed = min(self._owed, self.log.end_offset)
         self.producers = known_producers(self.log, self._directory, self.producers.producers_max)
 
     # Reads

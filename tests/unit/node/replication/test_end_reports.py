@@ -116,6 +116,26 @@ def test_a_node_that_is_asked_tells_once() -> None:
     run(body)
 
 
+def test_what_it_had_lacked_is_synced_before_it_is_told() -> None:
+    """It may be in sync next, and alone."""
+
+    async def body(world: World) -> None:
+        disk = SimDisk()
+        disk.make_directory("/p")
+        leader = Log.open(disk, "/p/data", LogConfig(), 0)
+        for values in ([b"a", b"b"], [b"c"]):
+            leader.append(bytearray(encode(values)), 1)
+        partition_log = world.partition.data
+        partition_log.take(leader.read(2, 1), 3, 0)
+        assert partition_log.log.flushed_offset == 0
+        world.look()
+        await world.ended()
+        assert world.told() == [(2, ((1, 3),))]
+        assert partition_log.log.flushed_offset == 3
+
+    run(body)
+
+
 def test_it_is_told_until_it_is_decided() -> None:
     async def body(world: World) -> None:
         errors = [NoLeader("none"), NoLeader("none")]

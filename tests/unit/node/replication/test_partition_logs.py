@@ -472,6 +472,91 @@ def test_with_fsync_always_a_log_counts_when_it_is_on_disk() -> None:
     run(scenario, config=ALWAYS)
 
 
+def copying(world: World, records: int) -> tuple[PartitionLog, list[memoryview]]:
+    """The follower's data, and batches that the leader has and it has not."""
+    leader = world.leader.partition.data
+    for _ in range(records):
+        leader.append(encode([b"x"]))
+    return world.follower.partition.data, [leader.log.read(at, 1) for at in range(records)]
+
+
+def test_what_a_follower_lacked_counts_when_it_is_on_disk() -> None:
+    """It is let in for what it told. Then it loses power, and the others their disks: the last
+    moment may be gone, but not what was readable long before it was copied."""
+
+    async def scenario(world: World) -> None:
+        copy, data = copying(world, 5)
+        for at in range(2):
+            copy.take(data[at], 4, 0)
+        await world.sync()
+        assert (copy.own_end, copy.log.flushed_offset) == (0, 0), "no sync while more is to come"
+        copy.take(data[2], 4, 0)
+        copy.take(data[3], 4, 0)
+        assert copy.own_end == 0
+        world.follower.reaches.clear()
+        await world.sync()
+        assert (copy.own_end, copy.log.flushed_offset) == (4, 4)
+        assert world.follower.reaches == [copy]
+        copy.take(data[4], 5, 0)
+        assert (copy.own_end, copy.log.flushed_offset) == (5, 4), "it keeps up now"
+
+    run(scenario)
+
+
+def test_what_is_readable_while_a_follower_syncs_does_not_make_it_sync_again() -> None:
+    async def scenario(world: World) -> None:
+        copy, data = copying(world, 3)
+        copy.take(data[0], 1, 0)
+        copy.take(data[1], 2, 0)
+        assert copy.own_end == 0
+        await world.sync()
+        rounds = world.follower.syncer.rounds
+        copy.take(data[2], 3, 0)
+        await world.sync()
+        assert (copy.own_end, world.follower.syncer.rounds) == (3, rounds)
+
+    run(scenario)
+
+
+def test_a_follower_that_lacked_nothing_syncs_nothing_before_it_counts() -> None:
+    async def scenario(world: World) -> None:
+        copy, data = copying(world, 2)
+        copy.take(data[0], 0, 0)
+        assert copy.own_end == 1
+        copy.take(data[1], 1, 0)
+        assert (copy.own_end, copy.log.flushed_offset) == (2, 0)
+
+    run(scenario)
+
+
+def test_a_follower_that_subscribes_again_may_lack_something_again() -> None:
+    async def scenario(world: World) -> None:
+        copy, data = copying(world, 2)
+        copy.take(data[0], 0, 0)
+        copy.subscribes()
+        copy.take(data[1], 2, 0)
+        assert copy.own_end == 0
+        copy.cut(1)
+        assert copy.own_end == 1, "what is cut need not be synced"
+
+    run(scenario)
+
+
+def test_a_copy_that_is_made_leader_syncs_what_it_lacked_before_it_counts() -> None:
+    """When the last one in sync is gone the longest leads, and may just have been copying."""
+
+    async def scenario(world: World) -> None:
+        copy, data = copying(world, 2)
+        copy.flush()  # a sync of less is under way when it becomes the leader
+        copy.take(data[0], 2, 0)
+        world.follower.partition.decide(Decided(2, 2, 2, (1, 2), (2,), (1, 1), 1), 2)
+        assert copy.progress.own_end == 0
+        await world.sync()
+        assert watermarks(world.follower)[DATA] == 1
+
+    run(scenario)
+
+
 # Delayed records
 
 
