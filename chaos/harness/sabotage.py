@@ -16,8 +16,9 @@ Methods are replaced from here, before the node starts, so that no product code 
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from raftq.client.common.errors import ConfigError
 from raftq.client.wire.batch import Batch

@@ -155,8 +155,8 @@ class RecoveryAdmin(AdminBase):
 
 
 def _copy(node_id: int, info: CopyInfo) -> Copy:
-    ends = tuple((epoch, end) for epoch, end, _ in info.strands)
-    return Copy(node_id, ends, info.strands[0][2])
+    ends = tuple((epoch, end) for epoch, end, _ in info.logs)
+    return Copy(node_id, ends, info.logs[0][2])
 
 
 def _leaderless(info: TopicInfo, one: PartitionInfo, copies: dict[Key, list[Copy]]) -> Leaderless:

@@ -12,33 +12,41 @@
     37    RecoverPartition  RecoverPartitionReply
     39    DescribeCopies    DescribeCopiesReply      about the copies on the node that is asked
 
-Any node takes them: it proposes the change and answers when it is decided and known to itself.
+Any node takes them: it proposes the change and answers when it is decided and known to itself. A
+request that is a Command is proposed as it is (cluster/metadata/commands.py has the other commands
+and their bytes in the Raft log, where a field is known by its place and not by its name).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from raftq.client.common.errors import Detail
+from msgspec import Meta, field
+
 from raftq.client.wire.messages import (
     U8,
     U31,
     Name,
     NodeId,
+    Nodes,
     Offset,
     Request,
+    Settings,
     WireMessage,
     register,
 )
-from raftq.client.wire.schema import ITEMS_MAX, Bad, Most
+from raftq.client.wire.schema import Items, WireStruct, no_details
 
-Settings = Annotated[Mapping[str, Detail], Most(64)]
-Nodes = Annotated[tuple[NodeId, ...], Most(64)]
+
+class Command(WireStruct, frozen=True):
+    """Base of everything that the metadata can be asked for."""
+
+    command_kind: ClassVar[int] = -1
+
+    def check_fields(self) -> None:
+        """Raise Bad when the fields contradict each other."""
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class CreateTopicReply(WireMessage):
+class CreateTopicReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 22
 
     topic_id: Offset
@@ -47,80 +55,76 @@ class CreateTopicReply(WireMessage):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class CreateTopic(Request[CreateTopicReply]):
+class CreateTopic(Request[CreateTopicReply], Command, frozen=True):
     """0 partitions or replicas: the cluster's default."""
 
     kind: ClassVar[int] = 21
+    command_kind: ClassVar[int] = 5
 
     topic: Name
     partitions: U31 = 0
-    replication: U8 = 0
-    config: Settings = field(default_factory=dict)
+    replication: U31 = 0
+    config: Settings = field(default_factory=no_details)
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class DeleteTopicReply(WireMessage):
+class DeleteTopicReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 24
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class DeleteTopic(Request[DeleteTopicReply]):
+class DeleteTopic(Request[DeleteTopicReply], Command, frozen=True):
     kind: ClassVar[int] = 23
+    command_kind: ClassVar[int] = 7
 
     topic: Name
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class AlterTopicReply(WireMessage):
+class AlterTopicReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 26
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class AlterTopic(Request[AlterTopicReply]):
+class AlterTopic(Request[AlterTopicReply], Command, frozen=True):
     """Changes these settings and leaves the others; None takes a setting back to its default."""
 
     kind: ClassVar[int] = 25
+    command_kind: ClassVar[int] = 6
 
     topic: Name
     config: Settings
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class AddPartitionsReply(WireMessage):
+class AddPartitionsReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 28
 
     partitions: U31
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class AddPartitions(Request[AddPartitionsReply]):
+class AddPartitions(Request[AddPartitionsReply], Command, frozen=True):
     """`partitions` is the total after the call."""
 
     kind: ClassVar[int] = 27
+    command_kind: ClassVar[int] = 8
 
     topic: Name
     partitions: U31
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class MoveReplicasReply(WireMessage):
+class MoveReplicasReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 30
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class MoveReplicas(Request[MoveReplicasReply]):
+class MoveReplicas(Request[MoveReplicasReply], Command, frozen=True):
     """Starts a move of one partition to these nodes, the preferred leader first."""
 
     kind: ClassVar[int] = 29
+    command_kind: ClassVar[int] = 11
 
     topic: Name
     partition: U31
@@ -128,16 +132,14 @@ class MoveReplicas(Request[MoveReplicasReply]):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class DrainNodeReply(WireMessage):
+class DrainNodeReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 32
 
     leading: U31  # partitions that the node still leads, because nobody else can
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class DrainNode(Request[DrainNodeReply]):
+class DrainNode(Request[DrainNodeReply], frozen=True):
     """Moves leadership away from a node and keeps it away, or (not `drain`) lets it come back.
 
     With `decommission` its replicas are moved away too, after which the node can be removed. A
@@ -153,24 +155,22 @@ class DrainNode(Request[DrainNodeReply]):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class RemoveNodeReply(WireMessage):
+class RemoveNodeReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 34
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class RemoveNode(Request[RemoveNodeReply]):
+class RemoveNode(Request[RemoveNodeReply], Command, frozen=True):
     """Forgets a node that is down and holds no replica."""
 
     kind: ClassVar[int] = 33
+    command_kind: ClassVar[int] = 4
 
     node_id: NodeId
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class ClusterStatusReply(WireMessage):
+class ClusterStatusReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 36
 
     cluster_id: Name
@@ -190,24 +190,21 @@ class ClusterStatusReply(WireMessage):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class ClusterStatus(Request[ClusterStatusReply]):
+class ClusterStatus(Request[ClusterStatusReply], frozen=True):
     """How the cluster looks from the node that is asked."""
 
     kind: ClassVar[int] = 35
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class RecoverPartitionReply(WireMessage):
+class RecoverPartitionReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 38
 
     asked: Nodes  # they tell where their copies end; the longest leads when all have
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class RecoverPartition(Request[RecoverPartitionReply]):
+class RecoverPartition(Request[RecoverPartitionReply], frozen=True):
     """Gives up the members of an isr that are not alive: the longest of the copies that are is to
     lead. Refused when one of the isr is alive, or the partition has another version."""
 
@@ -218,34 +215,28 @@ class RecoverPartition(Request[RecoverPartitionReply]):
     version: Offset
 
 
-@dataclass(frozen=True, slots=True)
-class CopyInfo:
-    """One copy; of each strand its last epoch, its end offset, and up to where the node knows that
-    it was readable."""
+class CopyInfo(WireStruct, frozen=True):
+    """One copy. Each of its logs has its last epoch, its end offset, and the offset up to which the
+    node knows that it was readable."""
 
     topic_id: Offset
     partition: U31
-    strands: Annotated[tuple[tuple[Offset, ...], ...], Most(8)]
+    logs: Annotated[tuple[tuple[Offset, Offset, Offset], ...], Meta(min_length=1, max_length=8)] = (
+        field(name="strands")
+    )
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class DescribeCopiesReply(WireMessage):
+class DescribeCopiesReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 40
 
-    copies: Annotated[tuple[CopyInfo, ...], Most(ITEMS_MAX)] = ()
-
-    def check(self, raw_bytes: int) -> None:
-        for at, one in enumerate(self.copies):
-            if not one.strands or any(len(strand) != 3 for strand in one.strands):
-                raise Bad(f".copies[{at}].strands: not triples of epoch, end and high watermark")
+    copies: Items[CopyInfo] = ()
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class DescribeCopies(Request[DescribeCopiesReply]):
+class DescribeCopies(Request[DescribeCopiesReply], frozen=True):
     """Of these partitions, pairs of topic id and number; what is not here is left out."""
 
     kind: ClassVar[int] = 39
 
-    partitions: Annotated[tuple[tuple[Offset, Offset], ...], Most(ITEMS_MAX)]
+    partitions: Items[tuple[Offset, Offset]]

@@ -12,8 +12,9 @@ The coordinator of a group leads the partition of `__groups` that the group's na
 that does not answers NotLeader with the leader in its details.
 """
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
 
 from raftq.client.wire.messages import (
     I64,
@@ -27,15 +28,14 @@ from raftq.client.wire.messages import (
     WireMessage,
     register,
 )
-from raftq.client.wire.schema import ITEMS_MAX, Most
+from raftq.client.wire.schema import Items, WireStruct
 
 Mode = Literal["stream", "queue"]
 GROUPS_TOPIC = "__groups"
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class FindCoordinatorReply(WireMessage):
+class FindCoordinatorReply(WireMessage, frozen=True):
     """None: nobody at the moment, ask again."""
 
     kind: ClassVar[int] = 102
@@ -46,21 +46,18 @@ class FindCoordinatorReply(WireMessage):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class FindCoordinator(Request[FindCoordinatorReply]):
+class FindCoordinator(Request[FindCoordinatorReply], frozen=True):
     kind: ClassVar[int] = 101
 
     group: Name
 
 
-@dataclass(frozen=True, slots=True)
-class Owned:
+class Owned(WireStruct, frozen=True):
     topic: Name
     partition: U31
 
 
-@dataclass(frozen=True, slots=True)
-class GivenPartition:
+class GivenPartition(WireStruct, frozen=True):
     """A partition that the member may own, since the generation `owner_epoch`."""
 
     topic: Name
@@ -69,8 +66,7 @@ class GivenPartition:
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class GroupHeartbeatReply(WireMessage):
+class GroupHeartbeatReply(WireMessage, frozen=True):
     """`assigned` is what the member may own now: all else it has to revoke and then leave out of
     `owned`. `pending`: more will come once others have let go, so ask again soon. Fenced members
     get FencedGeneration and have to join anew."""
@@ -80,14 +76,13 @@ class GroupHeartbeatReply(WireMessage):
     member_id: Name
     member_epoch: Offset
     generation: Offset
-    assigned: Annotated[tuple[GivenPartition, ...], Most(ITEMS_MAX)] = ()
+    assigned: Items[GivenPartition] = ()
     pending: bool = False
     heartbeat_ms: WaitMs = 3_000
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class GroupHeartbeat(Request[GroupHeartbeatReply]):
+class GroupHeartbeat(Request[GroupHeartbeatReply], frozen=True):
     """An empty `member_id` or a `member_epoch` of 0 joins. A member that chose its id, at random,
     may ask again when the answer was lost, and is the same member; the coordinator chooses the id
     of one that did not, and an `instance_id` that is known keeps the id it has.
@@ -106,9 +101,9 @@ class GroupHeartbeat(Request[GroupHeartbeatReply]):
     member_epoch: Offset = 0
     generation: Offset = 0
     mode: Mode = "stream"
-    topics: Annotated[tuple[Name, ...], Most(1000)] = ()
-    pattern: Annotated[str, Most(1024)] = ""
-    owned: Annotated[tuple[Owned, ...], Most(ITEMS_MAX)] = ()
+    topics: Annotated[tuple[Name, ...], Meta(max_length=1000)] = ()
+    pattern: Annotated[str, Meta(max_length=1024)] = ""
+    owned: Items[Owned] = ()
     session_ms: WaitMs = 30_000
     instance_id: Name = ""
     client_id: Name = ""
@@ -117,16 +112,14 @@ class GroupHeartbeat(Request[GroupHeartbeatReply]):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class LeaveGroupReply(WireMessage):
+class LeaveGroupReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 106
 
     left: bool
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class LeaveGroup(Request[LeaveGroupReply]):
+class LeaveGroup(Request[LeaveGroupReply], frozen=True):
     kind: ClassVar[int] = 105
 
     group: Name
@@ -135,8 +128,7 @@ class LeaveGroup(Request[LeaveGroupReply]):
     """0: whichever process is the member now."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSummary:
+class GroupSummary(WireStruct, frozen=True):
     group: Name
     state: Literal["empty", "rebalancing", "stable"]
     mode: Mode
@@ -145,48 +137,43 @@ class GroupSummary:
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class ListGroupsReply(WireMessage):
+class ListGroupsReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 108
 
-    groups: Annotated[tuple[GroupSummary, ...], Most(ITEMS_MAX)]
+    groups: Items[GroupSummary]
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class ListGroups(Request[ListGroupsReply]):
+class ListGroups(Request[ListGroupsReply], frozen=True):
     kind: ClassVar[int] = 107
 
 
-@dataclass(frozen=True, slots=True)
-class MemberInfo:
+class MemberInfo(WireStruct, frozen=True):
     member_id: Name
     client_id: Name
     instance_id: Name
     host: Name
-    topics: Annotated[tuple[Name, ...], Most(1000)]
-    assigned: Annotated[tuple[GivenPartition, ...], Most(ITEMS_MAX)]
+    topics: Annotated[tuple[Name, ...], Meta(max_length=1000)]
+    assigned: Items[GivenPartition]
     heartbeat_age_ms: I64 = 0
     session_ms: WaitMs = 0
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class DescribeGroupReply(WireMessage):
+class DescribeGroupReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 110
 
     group: Name
     state: Literal["empty", "rebalancing", "stable"]
     mode: Mode
     generation: Offset
-    members: Annotated[tuple[MemberInfo, ...], Most(ITEMS_MAX)] = ()
+    members: Items[MemberInfo] = ()
     coordinator: NodeId | None = None
-    topics: Annotated[tuple[Name, ...], Most(ITEMS_MAX)] = ()
+    topics: Items[Name] = ()
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class DescribeGroup(Request[DescribeGroupReply]):
+class DescribeGroup(Request[DescribeGroupReply], frozen=True):
     """UnknownGroup when nobody ever joined it, or it was deleted."""
 
     kind: ClassVar[int] = 109
@@ -195,14 +182,12 @@ class DescribeGroup(Request[DescribeGroupReply]):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class DeleteGroupReply(WireMessage):
+class DeleteGroupReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 112
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class DeleteGroup(Request[DeleteGroupReply]):
+class DeleteGroup(Request[DeleteGroupReply], frozen=True):
     """Forgets an empty group; one with members is refused. What partitions know of it is deleted
     by the caller, partition by partition."""
 

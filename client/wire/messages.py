@@ -1,4 +1,4 @@
-"""Every request and response of the native protocol, one dataclass each. (Pure.)
+"""Every request and response of the native protocol, one Struct each. (Pure.)
 
     kind  request        reply
     0                    ErrorReply, to any request or (correlation id 0) about the connection
@@ -11,19 +11,19 @@
     13    InitProducer   InitProducerReply
 
 The kind of a reply is that of its request plus one. `+raw` messages are followed by record batches,
-back to back and unchanged, outside the header. To add a message: a frozen dataclass with a free
-`kind`, registered; to add a field: one with a default, at the end (see schema.py for the rules).
+back to back and unchanged, outside the header. To add a message: a class with a free `kind`,
+registered; to add a field: one with a default, at the end (see schema.py for the rules).
 
 `encode_message` and `decode_message` check types, ranges and the relations between fields; whether
 a topic exists or an epoch is right is for those who know.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+
+from msgspec import Meta, field
 
 from raftq.client.common.errors import (
-    Detail,
     LocalProtocolError,
     Outcome,
     RaftqError,
@@ -32,22 +32,32 @@ from raftq.client.common.errors import (
 )
 from raftq.client.common.types import Buffer
 from raftq.client.wire.frames import FRAME_BYTES_MAX, Frame, encode_frame
-from raftq.client.wire.schema import ITEMS_MAX, TEXT_MAX, Bad, Most, Range, Struct
+from raftq.client.wire.schema import (
+    TEXT_MAX,
+    Bad,
+    Codec,
+    Details,
+    Items,
+    WireStruct,
+    no_details,
+)
 
 VERSION_MIN = 1
 VERSION_MAX = 1
 
-U8 = Annotated[int, Range(0, 0xFF)]
-U16 = Annotated[int, Range(0, 0xFFFF)]
-U32 = Annotated[int, Range(0, 0xFFFF_FFFF)]
-U31 = Annotated[int, Range(0, 0x7FFF_FFFF)]
-I64 = Annotated[int, Range(-(1 << 63), (1 << 63) - 1)]
-Offset = Annotated[int, Range(0, (1 << 63) - 1)]
-WaitMs = Annotated[int, Range(0, 600_000)]
+U8 = Annotated[int, Meta(ge=0, le=0xFF)]
+U16 = Annotated[int, Meta(ge=0, le=0xFFFF)]
+U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
+U31 = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF)]
+I64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Offset = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+WaitMs = Annotated[int, Meta(ge=0, le=600_000)]
 NodeId = U31
+Nodes = Annotated[tuple[NodeId, ...], Meta(max_length=64)]
+Settings = Annotated[Details, Meta(max_length=64)]
 Epoch = U32
-ErrorCode = Annotated[str, Most(64)]  # "" where there is none
-Name = Annotated[str, Most(255)]
+ErrorCode = Annotated[str, Meta(max_length=64)]  # "" where there is none
+Name = Annotated[str, Meta(max_length=255)]
 Acks = Literal["none", "leader", "all"]
 Role = Literal["client", "node"]
 
@@ -57,10 +67,9 @@ MESSAGE_CHARACTERS_MAX = 2048
 M = TypeVar("M", bound="WireMessage")
 
 
-class WireMessage:
+class WireMessage(WireStruct, frozen=True):
     """Base of everything that is sent: knows its kind and whether batches follow the header."""
 
-    __slots__ = ()
     kind: ClassVar[int] = -1
     carries_raw: ClassVar[bool] = False
 
@@ -71,14 +80,12 @@ class WireMessage:
 R_co = TypeVar("R_co", bound=WireMessage, covariant=True)
 
 
-class Request(WireMessage, Generic[R_co]):
+class Request(WireMessage, Generic[R_co], frozen=True):
     """A message that asks for the reply `R_co`."""
-
-    __slots__ = ()
 
 
 _classes: dict[int, type[WireMessage]] = {}
-_structs: dict[int, Struct[Any]] = {}
+_codecs: dict[int, Codec[Any]] = {}
 
 
 def register(cls: type[M]) -> type[M]:
@@ -89,7 +96,7 @@ def register(cls: type[M]) -> type[M]:
     if issubclass(cls, Request) != (kind % 2 == 1):
         raise TypeError(f"{cls.__name__}: requests have odd kinds and replies even ones")
     _classes[kind] = cls
-    _structs[kind] = Struct(cls)
+    _codecs[kind] = Codec(cls)
     return cls
 
 
@@ -115,10 +122,10 @@ def encode_message(
 ) -> list[Buffer]:
     """The message as fragments to be written in order; a bad one is a LocalProtocolError."""
     kind = message.kind
-    struct = _structs.get(kind)
-    if struct is None:
+    codec = _codecs.get(kind)
+    if codec is None:
         raise LocalProtocolError(f"{type(message).__name__} is not a registered message")
-    header = struct.encode(message)
+    header = codec.encode(message)
     try:
         _check_raw(message, sum(map(len, raw)))
     except Bad as error:
@@ -128,15 +135,36 @@ def encode_message(
 
 def decode_message(frame: Frame) -> WireMessage:
     """The message in a frame; a bad one is a RemoteProtocolError that names the field."""
-    struct = _structs.get(frame.kind)
-    if struct is None:
+    codec = _codecs.get(frame.kind)
+    if codec is None:
         raise RemoteProtocolError(f"message kind {frame.kind} is not known here")
-    message: WireMessage = struct.decode(frame.header)
+    message: WireMessage = codec.decode(frame.header)
     try:
         _check_raw(message, len(frame.raw))
     except Bad as error:
         raise RemoteProtocolError(f"{type(message).__name__}{error}") from None
     return message
+
+
+class Ranged(Protocol):
+    """Something that takes the bytes [start, start + length) of the raw part."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+
+
+def check_ranges(partitions: Sequence[Ranged], raw_bytes: int) -> None:
+    """The ranges follow each other without gap or overlap and cover the raw part."""
+    end = 0
+    for at, one in enumerate(partitions):
+        if one.length:
+            if one.start != end:
+                raise Bad(f".partitions[{at}].start: {one.start} is not {end}")
+            end += one.length
+    if end != raw_bytes:
+        raise Bad(f".partitions: they cover {end} of {raw_bytes} bytes")
 
 
 def _check_raw(message: WireMessage, raw_bytes: int) -> None:
@@ -146,25 +174,29 @@ def _check_raw(message: WireMessage, raw_bytes: int) -> None:
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class ErrorReply(WireMessage):
+class ErrorReply(WireMessage, frozen=True):
     """A refusal with the decision it carries; `to_error` gives the class that was raised."""
 
     kind: ClassVar[int] = 0
 
     code: ErrorCode
-    message: Annotated[str, Most(TEXT_MAX)]
+    message: Annotated[str, Meta(max_length=TEXT_MAX)]
     outcome: Literal["failed", "unknown"] = "unknown"
     retriable: bool = False
     refresh_route: bool = False
-    details: Annotated[Mapping[str, Detail], Most(32)] = field(default_factory=dict)
+    details: Annotated[Details, Meta(max_length=32)] = field(default_factory=no_details)
 
     @classmethod
     def from_error(cls, error: RaftqError) -> "ErrorReply":
         """What the other side needs to raise the same error."""
         text = str(error).encode(errors="replace").decode()[:MESSAGE_CHARACTERS_MAX]
         return cls(
-            error.code, text, error.outcome, error.retriable, error.refresh_route, error.details
+            error.code,
+            text,
+            error.outcome,
+            error.retriable,
+            error.refresh_route,
+            error.details,
         )
 
     def to_error(self) -> RaftqError:
@@ -184,8 +216,7 @@ class ErrorReply(WireMessage):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class HelloReply(WireMessage):
+class HelloReply(WireMessage, frozen=True):
     """The connection is open, in this version."""
 
     kind: ClassVar[int] = 2
@@ -198,8 +229,7 @@ class HelloReply(WireMessage):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class Hello(Request[HelloReply]):
+class Hello(Request[HelloReply], frozen=True):
     """Who calls, and the protocol versions it speaks, both ends included."""
 
     kind: ClassVar[int] = 1
@@ -208,7 +238,7 @@ class Hello(Request[HelloReply]):
     version_max: U16
     role: Role
     name: Name = ""
-    cluster_proof: Annotated[bytes, Most(256)] = b""
+    cluster_proof: Annotated[bytes, Meta(max_length=256)] = b""
 
     def check(self, raw_bytes: int) -> None:
         if self.version_min > self.version_max:
@@ -216,21 +246,18 @@ class Hello(Request[HelloReply]):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class PingReply(WireMessage):
+class PingReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 4
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class Ping(Request[PingReply]):
+class Ping(Request[PingReply], frozen=True):
     """Answered at once by whoever is there."""
 
     kind: ClassVar[int] = 3
 
 
-@dataclass(frozen=True, slots=True)
-class NodeInfo:
+class NodeInfo(WireStruct, frozen=True):
     """Where a node listens, and how it is."""
 
     node_id: NodeId
@@ -244,71 +271,61 @@ class NodeInfo:
     draining: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionInfo:
+class PartitionInfo(WireStruct, frozen=True):
     """Who leads a partition (None: nobody at the moment) and who holds copies."""
 
     partition: U31
     leader: NodeId | None
     epoch: Epoch
-    replicas: Annotated[tuple[NodeId, ...], Most(64)]
-    isr: Annotated[tuple[NodeId, ...], Most(64)]
-    target: Annotated[
-        tuple[NodeId, ...], Most(64)
-    ] = ()  # of a move under way; () when there is none
+    replicas: Nodes
+    isr: Nodes
+    target: Nodes = ()  # of a move under way; () when there is none
     version: Offset = 0  # grows with every change of the partition
-    waits_for: Annotated[
-        tuple[NodeId, ...], Most(64)
-    ] = ()  # nodes that have to tell where their copies end before anybody leads
+    waits_for: Nodes = ()  # they have to say where their copies end before any node leads
 
 
-@dataclass(frozen=True, slots=True)
-class TopicInfo:
+class TopicInfo(WireStruct, frozen=True):
     """A topic's partitions, or why there are none."""
 
     topic: Name
-    partitions: tuple[PartitionInfo, ...] = ()
+    partitions: Items[PartitionInfo] = ()
     error: ErrorCode = ""
     topic_id: Offset = 0
-    config: Annotated[Mapping[str, Detail], Most(64)] = field(default_factory=dict)
+    config: Settings = field(default_factory=no_details)
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class MetadataReply(WireMessage):
+class MetadataReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 6
 
     cluster_id: Name
-    nodes: Annotated[tuple[NodeInfo, ...], Most(1024)]
-    topics: tuple[TopicInfo, ...]
+    nodes: Annotated[tuple[NodeInfo, ...], Meta(max_length=1024)]
+    topics: Items[TopicInfo]
     controller: NodeId | None = None
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class Metadata(Request[MetadataReply]):
+class Metadata(Request[MetadataReply], frozen=True):
     """Asks for nodes and topics; None asks for all topics."""
 
     kind: ClassVar[int] = 5
 
-    topics: tuple[Name, ...] | None = None
+    topics: Items[Name] | None = None
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class ProduceReply(WireMessage):
+class ProduceReply(WireMessage, frozen=True):
     """Where each batch begins, in the order they were sent."""
 
     kind: ClassVar[int] = 8
 
-    base_offsets: tuple[Offset, ...]
+    base_offsets: Items[Offset]
     epoch: Epoch = 0
     throttle_ms: WaitMs = 0
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class Produce(Request[ProduceReply]):
+class Produce(Request[ProduceReply], frozen=True):
     """Appends the batches that follow to one partition. Without any it asks whether one would be
     taken: it is answered or refused as one would be."""
 
@@ -327,8 +344,7 @@ class Produce(Request[ProduceReply]):
     topic's limit for values does not hold. From nodes only."""
 
 
-@dataclass(frozen=True, slots=True)
-class FetchPartition:
+class FetchPartition(WireStruct, frozen=True):
     """From where to read one partition, and how much at most."""
 
     topic: Name
@@ -341,8 +357,7 @@ class FetchPartition:
     One that does not know this sends everything."""
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedPartition:
+class FetchedPartition(WireStruct, frozen=True):
     """Batches of one partition: the bytes [start, start + length) of the raw part."""
 
     topic: Name
@@ -356,40 +371,29 @@ class FetchedPartition:
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class FetchReply(WireMessage):
+class FetchReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 10
     carries_raw: ClassVar[bool] = True
 
-    partitions: tuple[FetchedPartition, ...]
+    partitions: Items[FetchedPartition]
     throttle_ms: WaitMs = 0
 
     def check(self, raw_bytes: int) -> None:
-        """The ranges follow each other without gap or overlap and cover the raw part."""
-        end = 0
-        for at, one in enumerate(self.partitions):
-            if one.length:
-                if one.start != end:
-                    raise Bad(f".partitions[{at}].start: {one.start} is not {end}")
-                end += one.length
-        if end != raw_bytes:
-            raise Bad(f".partitions: they cover {end} of {raw_bytes} bytes")
+        check_ranges(self.partitions, raw_bytes)
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class Fetch(Request[FetchReply]):
+class Fetch(Request[FetchReply], frozen=True):
     """Waits until `bytes_min` can be read from these partitions together, or `wait_ms` pass."""
 
     kind: ClassVar[int] = 9
 
-    partitions: Annotated[tuple[FetchPartition, ...], Most(ITEMS_MAX)]
+    partitions: Items[FetchPartition]
     wait_ms: WaitMs = 0
     bytes_min: U31 = 1
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetQuery:
+class OffsetQuery(WireStruct, frozen=True):
     """`at` is a timestamp in ms when `by` is "time", and not used otherwise."""
 
     topic: Name
@@ -398,8 +402,7 @@ class OffsetQuery:
     at: I64 = 0
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetAnswer:
+class OffsetAnswer(WireStruct, frozen=True):
     topic: Name
     partition: U31
     error: ErrorCode = ""
@@ -408,26 +411,23 @@ class OffsetAnswer:
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class ListOffsetsReply(WireMessage):
+class ListOffsetsReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 12
 
-    answers: tuple[OffsetAnswer, ...]
+    answers: Items[OffsetAnswer]
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class ListOffsets(Request[ListOffsetsReply]):
+class ListOffsets(Request[ListOffsetsReply], frozen=True):
     """Where partitions begin, end, or reach a time."""
 
     kind: ClassVar[int] = 11
 
-    queries: tuple[OffsetQuery, ...]
+    queries: Items[OffsetQuery]
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class InitProducerReply(WireMessage):
+class InitProducerReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 14
 
     producer_id: Offset
@@ -435,8 +435,7 @@ class InitProducerReply(WireMessage):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class InitProducer(Request[InitProducerReply]):
+class InitProducer(Request[InitProducerReply], frozen=True):
     """Asks for a producer id; a named producer gets its old id and a new epoch."""
 
     kind: ClassVar[int] = 13

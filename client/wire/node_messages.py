@@ -13,15 +13,16 @@ other follows. The leader remembers what the follower subscribed to, so a reques
 changed: new subscriptions, and the ends of logs that grew. The leader parks it until there is
 something to say about any subscribed partition, and then says it about all of those at once.
 
-A partition has up to three logs, its strands: 0 data, 1 ledger, 2 delays. Each is subscribed to,
-replicated and left on its own.
+A partition has up to three logs: 0 data, 1 ledger, 2 delays. Each is subscribed to, replicated and
+left on its own. On the wire the number of a log is called `strand`.
 
 What is said of a copy is said for an epoch and an assignment, the version of the partition at which
 the follower was made a replica; said for another one, it means nothing.
 """
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta, field
 
 from raftq.client.wire.messages import (
     U8,
@@ -30,21 +31,22 @@ from raftq.client.wire.messages import (
     Epoch,
     ErrorCode,
     NodeId,
+    Nodes,
     Offset,
     Request,
     WaitMs,
     WireMessage,
+    check_ranges,
     register,
 )
-from raftq.client.wire.schema import ITEMS_MAX, Bad, Most
+from raftq.client.wire.schema import Bad, Items, WireStruct
 
 EPOCHS_MAX = 64
 COMMAND_BYTES_MAX = 4 * 1024 * 1024
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class IdentifyReply(WireMessage):
+class IdentifyReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 60
 
     node_id: NodeId
@@ -52,16 +54,14 @@ class IdentifyReply(WireMessage):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class Identify(Request[IdentifyReply]):
+class Identify(Request[IdentifyReply], frozen=True):
     """Asked by a process that is about to take the place of another one."""
 
     kind: ClassVar[int] = 59
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class HeartbeatReply(WireMessage):
+class HeartbeatReply(WireMessage, frozen=True):
     """Whether the asked node is the controller; if not, who is, as far as it knows."""
 
     kind: ClassVar[int] = 62
@@ -71,8 +71,7 @@ class HeartbeatReply(WireMessage):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class Heartbeat(Request[HeartbeatReply]):
+class Heartbeat(Request[HeartbeatReply], frozen=True):
     kind: ClassVar[int] = 61
 
     node_id: NodeId
@@ -80,27 +79,24 @@ class Heartbeat(Request[HeartbeatReply]):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class ProposeReply(WireMessage):
+class ProposeReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 64
 
     index: Offset  # the metadata index at which the command is known to be applied
-    result: Annotated[bytes, Most(COMMAND_BYTES_MAX)] = b""  # msgpack
+    result: Annotated[bytes, Meta(max_length=COMMAND_BYTES_MAX)] = b""  # msgpack
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class Propose(Request[ProposeReply]):
+class Propose(Request[ProposeReply], frozen=True):
     kind: ClassVar[int] = 63
 
-    command: Annotated[bytes, Most(COMMAND_BYTES_MAX)]
-    command_id: Annotated[bytes, Most(64)] = b""  # b"" before the first try
+    command: Annotated[bytes, Meta(max_length=COMMAND_BYTES_MAX)]
+    command_id: Annotated[bytes, Meta(max_length=64)] = b""  # b"" before the first try
     timeout_ms: WaitMs = 5_000
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class WatchMetadataReply(WireMessage):
+class WatchMetadataReply(WireMessage, frozen=True):
     """The raw part has the commands applied after the asked index, `lengths` apart; or, on the
     first request and when the asker is too far behind (`dump`), the whole state. `voters` are
     those of the node that answers."""
@@ -109,11 +105,11 @@ class WatchMetadataReply(WireMessage):
     carries_raw: ClassVar[bool] = True
 
     index: Offset
-    lengths: Annotated[tuple[U32, ...], Most(ITEMS_MAX)] = ()
+    lengths: Items[U32] = ()
     dump: bool = False
     controller: NodeId | None = None
     term: Offset = 0
-    voters: Annotated[tuple[NodeId, ...], Most(64)] = ()
+    voters: Nodes = ()
 
     def check(self, raw_bytes: int) -> None:
         if not self.dump and sum(self.lengths) != raw_bytes:
@@ -121,8 +117,7 @@ class WatchMetadataReply(WireMessage):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class WatchMetadata(Request[WatchMetadataReply]):
+class WatchMetadata(Request[WatchMetadataReply], frozen=True):
     """Waits until something is applied above `index`, there is another controller than the asker
     knows, or `wait_ms` pass. None asks for a dump."""
 
@@ -134,8 +129,7 @@ class WatchMetadata(Request[WatchMetadataReply]):
     term: Offset = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(WireStruct, frozen=True):
     """A follower's log as it is: where it ends and which epochs wrote its latest part.
 
     `epochs` are (epoch, start offset) alternating, oldest first, at most EPOCHS_MAX pairs.
@@ -148,16 +142,15 @@ class Subscription:
     assignment: Offset
     start_offset: Offset
     end_offset: Offset
-    epochs: Annotated[tuple[Offset, ...], Most(2 * EPOCHS_MAX)] = ()
-    strand: U8 = 0
+    epochs: Annotated[tuple[Offset, ...], Meta(max_length=2 * EPOCHS_MAX)] = ()
+    log_number: U8 = field(name="strand", default=0)
     refused: bool = False
 
     def pairs(self) -> list[tuple[int, int]]:
         return list(zip(self.epochs[::2], self.epochs[1::2], strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(WireStruct, frozen=True):
     """The follower's log ends here now, as durable as the topic's fsync policy asks."""
 
     topic_id: Offset
@@ -165,12 +158,11 @@ class Progress:
     epoch: Epoch
     assignment: Offset
     end_offset: Offset
-    strand: U8 = 0
+    log_number: U8 = field(name="strand", default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Replicated:
-    """About one strand of a partition, one of
+class Replicated(WireStruct, frozen=True):
+    """About one log of a partition, one of
 
     append    bytes [start, start + length) of the raw part go to the end of the log
     truncate  the logs agree below `offset` only: cut there, then subscribe anew
@@ -190,33 +182,26 @@ class Replicated:
     start: U32 = 0
     length: U32 = 0
     error: ErrorCode = ""
-    strand: U8 = 0
+    log_number: U8 = field(name="strand", default=0)
     assignment: Offset = 0
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class ReplicateReply(WireMessage):
+class ReplicateReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 68
     carries_raw: ClassVar[bool] = True
 
-    partitions: Annotated[tuple[Replicated, ...], Most(ITEMS_MAX)] = ()
+    partitions: Items[Replicated] = ()
 
     def check(self, raw_bytes: int) -> None:
-        """The ranges follow each other without gap or overlap and cover the raw part."""
-        end = 0
+        check_ranges(self.partitions, raw_bytes)
         for at, one in enumerate(self.partitions):
-            if one.length:
-                if one.start != end or one.verb != "append":
-                    raise Bad(f".partitions[{at}].start: {one.start} is not {end}")
-                end += one.length
-        if end != raw_bytes:
-            raise Bad(f".partitions: they cover {end} of {raw_bytes} bytes")
+            if one.length and one.verb != "append":
+                raise Bad(f".partitions[{at}].length: {one.verb} takes no bytes")
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class Replicate(Request[ReplicateReply]):
+class Replicate(Request[ReplicateReply], frozen=True):
     """`number` counts the requests of a conversation; 0 begins a new one and forgets the old."""
 
     kind: ClassVar[int] = 67
@@ -224,23 +209,22 @@ class Replicate(Request[ReplicateReply]):
     node_id: NodeId
     incarnation: Offset
     number: Offset
-    subscribe: Annotated[tuple[Subscription, ...], Most(ITEMS_MAX)] = ()
-    progress: Annotated[tuple[Progress, ...], Most(ITEMS_MAX)] = ()
-    leave: Annotated[tuple[Offset, ...], Most(ITEMS_MAX)] = ()  # topic id, partition, strand, ...
+    subscribe: Items[Subscription] = ()
+    progress: Items[Progress] = ()
+    leave: Items[Offset] = ()  # topic id, partition, log number, ...
     bytes_max: U31 = 1024 * 1024
     wait_ms: WaitMs = 500
 
     def check(self, raw_bytes: int) -> None:
         if len(self.leave) % 3:
-            raise Bad(".leave: not triples of topic id, partition and strand")
+            raise Bad(".leave: not triples of topic id, partition and log number")
         for at, one in enumerate(self.subscribe):
             if len(one.epochs) % 2:
                 raise Bad(f".subscribe[{at}].epochs: not pairs of epoch and offset")
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class ReadReplicaReply(WireMessage):
+class ReadReplicaReply(WireMessage, frozen=True):
     """Whole batches of the replica, the first of which holds the asked offset."""
 
     kind: ClassVar[int] = 70
@@ -248,8 +232,7 @@ class ReadReplicaReply(WireMessage):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class ReadReplica(Request[ReadReplicaReply]):
+class ReadReplica(Request[ReadReplicaReply], frozen=True):
     """With an `epoch`, that of the partition as the asker knows it: only what is readable, and only
     from a member of its in-sync set. Without: all that is in the log of any replica, be it readable
     or not, for who compares copies."""
@@ -260,5 +243,5 @@ class ReadReplica(Request[ReadReplicaReply]):
     partition: U31
     offset: Offset
     bytes_max: U31 = 1024 * 1024
-    strand: U8 = 0
+    log_number: U8 = field(name="strand", default=0)
     epoch: Epoch | None = None

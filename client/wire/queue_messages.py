@@ -17,11 +17,10 @@ answered with an error code beside it, so that one partition that moved does not
 A receipt is a nonce and the offsets it covers; times are wall-clock ms.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from raftq.client.common.errors import Detail
+from msgspec import Meta, field
+
 from raftq.client.wire.messages import (
     EPOCH_ANY,
     I64,
@@ -35,23 +34,22 @@ from raftq.client.wire.messages import (
     Request,
     WaitMs,
     WireMessage,
+    check_ranges,
     register,
 )
-from raftq.client.wire.schema import ITEMS_MAX, TEXT_MAX, Bad, Most
+from raftq.client.wire.schema import TEXT_MAX, Details, Items, WireStruct, no_details
 
-Text = Annotated[str, Most(TEXT_MAX)]
+Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 NO_OFFSET = -1
 
 
-@dataclass(frozen=True, slots=True)
-class LeasePartition:
+class LeasePartition(WireStruct, frozen=True):
     topic: Name
     partition: U31
     epoch: Epoch = EPOCH_ANY
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedRange:
+class LeasedRange(WireStruct, frozen=True):
     """Records [start, end) under one receipt, delivered for the `attempt`-th time."""
 
     nonce: Offset
@@ -62,44 +60,33 @@ class LeasedRange:
     first_delivery: Offset = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedPartition:
+class LeasedPartition(WireStruct, frozen=True):
     """Leased ranges, and the whole batches that hold them: bytes [start, start + length) of the raw
     part. Those batches may hold other records too, which are not leased."""
 
     topic: Name
     partition: U31
     error: ErrorCode = ""
-    ranges: Annotated[tuple[LeasedRange, ...], Most(ITEMS_MAX)] = ()
+    ranges: Items[LeasedRange] = ()
     start: U32 = 0
     length: U32 = 0
     epoch: Epoch = 0
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class LeaseReply(WireMessage):
+class LeaseReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 72
     carries_raw: ClassVar[bool] = True
 
-    partitions: tuple[LeasedPartition, ...]
+    partitions: Items[LeasedPartition]
     throttle_ms: WaitMs = 0
 
     def check(self, raw_bytes: int) -> None:
-        """The ranges follow each other without gap or overlap and cover the raw part."""
-        end = 0
-        for at, one in enumerate(self.partitions):
-            if one.length:
-                if one.start != end:
-                    raise Bad(f".partitions[{at}].start: {one.start} is not {end}")
-                end += one.length
-        if end != raw_bytes:
-            raise Bad(f".partitions: they cover {end} of {raw_bytes} bytes")
+        check_ranges(self.partitions, raw_bytes)
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class Lease(Request[LeaseReply]):
+class Lease(Request[LeaseReply], frozen=True):
     """Leases up to `records_max` records of these partitions, waiting until there are some.
 
     `holder` is who will settle them, for limits and descriptions. `lease_ms` 0: the topic's
@@ -110,7 +97,7 @@ class Lease(Request[LeaseReply]):
 
     group: Name
     holder: Name
-    partitions: Annotated[tuple[LeasePartition, ...], Most(ITEMS_MAX)]
+    partitions: Items[LeasePartition]
     records_max: U31 = 100
     bytes_max: U31 = 1024 * 1024
     lease_ms: Offset = 0
@@ -118,22 +105,20 @@ class Lease(Request[LeaseReply]):
     start: Literal["earliest", "latest"] = "earliest"
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiptRow:
+class ReceiptRow(WireStruct, frozen=True):
     nonce: Offset
     start: Offset
     end: Offset
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class SettleReply(WireMessage):
+class SettleReply(WireMessage, frozen=True):
     """`errors` has a code per row, "" where the row did what was asked. `dead` counts records that
     became dead letters by this."""
 
     kind: ClassVar[int] = 74
 
-    errors: Annotated[tuple[ErrorCode, ...], Most(ITEMS_MAX)]
+    errors: Items[ErrorCode]
     dead: U31 = 0
     settled_offset: Offset = 0
     in_flight: Offset = 0
@@ -141,8 +126,7 @@ class SettleReply(WireMessage):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class Settle(Request[SettleReply]):
+class Settle(Request[SettleReply], frozen=True):
     """What a holder says about records it has leased. Answered when it is replicated.
 
     ack       done
@@ -159,15 +143,14 @@ class Settle(Request[SettleReply]):
     topic: Name
     partition: U31
     verb: Literal["ack", "nack", "postpone", "reject", "extend", "release"]
-    rows: Annotated[tuple[ReceiptRow, ...], Most(ITEMS_MAX)]
+    rows: Items[ReceiptRow]
     delay_ms: Offset | None = None
     reason: Text = ""
     error: Text = ""
     epoch: Epoch = EPOCH_ANY
 
 
-@dataclass(frozen=True, slots=True)
-class StoreOffset:
+class StoreOffset(WireStruct, frozen=True):
     """`owner_epoch` is the one the coordinator gave; -1 from outside the group's membership, which
     is refused while the group has an owner for the partition. Each store of an owner has a higher
     `turn` than the one before, which tells one that comes late from a step back on purpose: it is
@@ -180,8 +163,7 @@ class StoreOffset:
     turn: Offset = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StoredOffset:
+class StoredOffset(WireStruct, frozen=True):
     """offset -1: nothing is stored."""
 
     topic: Name
@@ -194,27 +176,24 @@ class StoredOffset:
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class StoreOffsetsReply(WireMessage):
+class StoreOffsetsReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 76
 
-    offsets: Annotated[tuple[StoredOffset, ...], Most(ITEMS_MAX)]
+    offsets: Items[StoredOffset]
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class StoreOffsets(Request[StoreOffsetsReply]):
+class StoreOffsets(Request[StoreOffsetsReply], frozen=True):
     """Stores the positions of a stream group; answered when that is replicated."""
 
     kind: ClassVar[int] = 75
 
     group: Name
     member: Name
-    offsets: Annotated[tuple[StoreOffset, ...], Most(ITEMS_MAX)]
+    offsets: Items[StoreOffset]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOffset:
+class ReadOffset(WireStruct, frozen=True):
     """With an `owner_epoch` of 0 or more the caller claims the partition: older ones are fenced
     from then on, before the stored position is read."""
 
@@ -224,26 +203,23 @@ class ReadOffset:
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class ReadOffsetsReply(WireMessage):
+class ReadOffsetsReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 78
 
-    offsets: Annotated[tuple[StoredOffset, ...], Most(ITEMS_MAX)]
+    offsets: Items[StoredOffset]
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class ReadOffsets(Request[ReadOffsetsReply]):
+class ReadOffsets(Request[ReadOffsetsReply], frozen=True):
     kind: ClassVar[int] = 77
 
     group: Name
     member: Name
-    offsets: Annotated[tuple[ReadOffset, ...], Most(ITEMS_MAX)]
+    offsets: Items[ReadOffset]
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class SteerGroupReply(WireMessage):
+class SteerGroupReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 80
 
     offset: Offset = 0
@@ -251,8 +227,7 @@ class SteerGroupReply(WireMessage):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class SteerGroup(Request[SteerGroupReply]):
+class SteerGroup(Request[SteerGroupReply], frozen=True):
     """Changes a group on one partition.
 
     reset   go on at `to` ("offset" or "time": `at`), for queue workers and stream readers alike
@@ -270,8 +245,7 @@ class SteerGroup(Request[SteerGroupReply]):
     at: I64 = 0
 
 
-@dataclass(frozen=True, slots=True)
-class QueueGroup:
+class QueueGroup(WireStruct, frozen=True):
     """A group on one partition. `counters` by name as in delivery/state.py's Counters."""
 
     group: Name
@@ -283,26 +257,24 @@ class QueueGroup:
     waiting: Offset = 0
     unsettled: Offset = 0
     paused: bool = False
-    counters: Annotated[Mapping[str, Detail], Most(32)] = field(default_factory=dict)
-    lanes: Annotated[tuple[Offset, ...], Most(8)] = ()
+    counters: Annotated[Details, Meta(max_length=32)] = field(default_factory=no_details)
+    lanes: Annotated[tuple[Offset, ...], Meta(max_length=8)] = ()
     """Records given out per lane since this leader took over."""
-    lane_wait_ms: Annotated[tuple[Offset, ...], Most(8)] = ()
+    lane_wait_ms: Annotated[tuple[Offset, ...], Meta(max_length=8)] = ()
     """Sum over those of how long they had been readable, in ms."""
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class DescribeQueueReply(WireMessage):
+class DescribeQueueReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 82
 
-    groups: Annotated[tuple[QueueGroup, ...], Most(ITEMS_MAX)]
+    groups: Items[QueueGroup]
     start_offset: Offset = 0
     high_watermark: Offset = 0
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class DescribeQueue(Request[DescribeQueueReply]):
+class DescribeQueue(Request[DescribeQueueReply], frozen=True):
     """The groups on one partition; "": all of them."""
 
     kind: ClassVar[int] = 81
@@ -312,28 +284,25 @@ class DescribeQueue(Request[DescribeQueueReply]):
     group: Name = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DelayedRow:
+class DelayedRow(WireStruct, frozen=True):
     offset: Offset
     deliver_at: Offset
     priority: U8
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class ListDelayedReply(WireMessage):
+class ListDelayedReply(WireMessage, frozen=True):
     """In the order they are due. With `values` the raw part has the batches that hold them."""
 
     kind: ClassVar[int] = 84
     carries_raw: ClassVar[bool] = True
 
-    records: Annotated[tuple[DelayedRow, ...], Most(ITEMS_MAX)]
+    records: Items[DelayedRow]
     pending: Offset = 0
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class ListDelayed(Request[ListDelayedReply]):
+class ListDelayed(Request[ListDelayedReply], frozen=True):
     """`offset` asks for one record only."""
 
     kind: ClassVar[int] = 83
@@ -347,28 +316,25 @@ class ListDelayed(Request[ListDelayedReply]):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class CancelDelayedReply(WireMessage):
+class CancelDelayedReply(WireMessage, frozen=True):
     """Those that were pending and will never be seen now."""
 
     kind: ClassVar[int] = 86
 
-    cancelled: Annotated[tuple[Offset, ...], Most(ITEMS_MAX)]
+    cancelled: Items[Offset]
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class CancelDelayed(Request[CancelDelayedReply]):
+class CancelDelayed(Request[CancelDelayedReply], frozen=True):
     kind: ClassVar[int] = 85
 
     topic: Name
     partition: U31
-    offsets: Annotated[tuple[Offset, ...], Most(ITEMS_MAX)]
+    offsets: Items[Offset]
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class DelayStatsReply(WireMessage):
+class DelayStatsReply(WireMessage, frozen=True):
     """Counts since this leader took over, except `pending`."""
 
     kind: ClassVar[int] = 88
@@ -382,8 +348,7 @@ class DelayStatsReply(WireMessage):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class DelayStats(Request[DelayStatsReply]):
+class DelayStats(Request[DelayStatsReply], frozen=True):
     kind: ClassVar[int] = 87
 
     topic: Name
@@ -391,22 +356,20 @@ class DelayStats(Request[DelayStatsReply]):
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class DeadLettersReply(WireMessage):
+class DeadLettersReply(WireMessage, frozen=True):
     """browse: the letters are the records at `offsets` in the batches of the raw part."""
 
     kind: ClassVar[int] = 90
     carries_raw: ClassVar[bool] = True
 
     count: Offset = 0
-    offsets: Annotated[tuple[Offset, ...], Most(ITEMS_MAX)] = ()
+    offsets: Items[Offset] = ()
     next_offset: Offset = 0
     """Where to go on; the high watermark when all was looked at."""
 
 
 @register
-@dataclass(frozen=True, slots=True)
-class DeadLetters(Request[DeadLettersReply]):
+class DeadLetters(Request[DeadLettersReply], frozen=True):
     """Looks at the letters of one partition of a dead-letter topic that are not gone, from `offset`
     on, at most `limit` that match; redrive sends them back to where they came from, purge forgets
     them. Filters that are empty match everything; `key` None matches every key."""
@@ -420,6 +383,6 @@ class DeadLetters(Request[DeadLettersReply]):
     limit: U31 = 100
     group: Name = ""
     reason: Text = ""
-    key: Annotated[bytes, Most(65_536)] | None = None
+    key: Annotated[bytes, Meta(max_length=65_536)] | None = None
     since: I64 = 0
     until: I64 = (1 << 63) - 1

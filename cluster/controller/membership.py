@@ -17,8 +17,9 @@ leads. It is told so by `on_cut_off`, and again when a beat is taken.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from raftq.client.common.errors import (
     ConnectFailed,

@@ -73,7 +73,7 @@ Answer = tuple[object, list[Change]]
 
 
 def create_topic(state: ClusterState, command: CreateTopic) -> Answer:
-    name = command.name
+    name = command.topic
     check_topic_name(name)
     if name in state.topics:
         raise TopicExists(f"there is a topic {name!r} already")
@@ -99,7 +99,7 @@ def create_topic(state: ClusterState, command: CreateTopic) -> Answer:
 
 
 def alter_topic(state: ClusterState, command: AlterTopic) -> Answer:
-    topic = _topic(state, command.name)
+    topic = _topic(state, command.topic)
     overrides = {**topic.config.overrides, **command.config}
     min_insync = 0 if "min_insync" in command.config else topic.config.min_insync
     config = topic_config(overrides, topic.replication, min_insync)
@@ -113,7 +113,7 @@ def alter_topic(state: ClusterState, command: AlterTopic) -> Answer:
 
 
 def delete_topic(state: ClusterState, command: DeleteTopic) -> Answer:
-    topic = _topic(state, command.name)
+    topic = _topic(state, command.topic)
     del state.topics[topic.name]
     del state.topic_names[topic.topic_id]
     state.memo.pop(topic.topic_id, None)
@@ -122,8 +122,8 @@ def delete_topic(state: ClusterState, command: DeleteTopic) -> Answer:
 
 
 def add_partitions(state: ClusterState, command: AddPartitions) -> Answer:
-    topic = _topic(state, command.name)
-    total, have = command.total, len(topic.partitions)
+    topic = _topic(state, command.topic)
+    total, have = command.partitions, len(topic.partitions)
     if total <= have:
         raise InvalidArgument(f"topic {topic.name!r} has {have} partitions, which is no less")
     _check_partitions(state, have, total)
@@ -217,7 +217,7 @@ def elect_preferred(state: ClusterState, command: ElectPreferred) -> Answer:
 
 
 def move_replicas(state: ClusterState, command: MoveReplicas) -> Answer:
-    topic = _topic(state, command.name)
+    topic = _topic(state, command.topic)
     topic, old = _partition(state, topic.topic_id, command.partition)
     wanted = command.replicas
     _check_target(state, topic, old, wanted)

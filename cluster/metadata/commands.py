@@ -1,6 +1,9 @@
-"""What can be asked of the metadata: one frozen dataclass per kind, and their bytes. (Pure.)
+"""What can be asked of the metadata: one Struct per kind, and their bytes. (Pure.)
 
-    msgpack [version, kind, field, field, ...]      the fields in the order of the dataclass
+    msgpack [version, kind, field, field, ...]      the fields in the order of the class
+
+Commands that operators ask for are the requests themselves: their classes are in
+client/wire/admin_messages.py, their numbers here are `command_kind`.
 
 Commands stand in the Raft log for a long time and are read by every node, so a kind never changes
 the number or the meaning of its fields: a change is a new kind, or a new version of all. What this
@@ -28,15 +31,33 @@ Results, as `apply` gives them and `propose` returns them:
     Recover              the nodes that are asked where their copies end
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+import re
+from collections.abc import Callable
+from types import GenericAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-import msgpack
+import msgspec
+from msgspec import Meta
 
-from raftq.client.common.errors import Detail, InvalidArgument, UnknownFormat
+from raftq.client.common.errors import InvalidArgument, UnknownFormat
+from raftq.client.wire.admin_messages import (
+    AddPartitions,
+    AlterTopic,
+    Command,
+    CreateTopic,
+    DeleteTopic,
+    MoveReplicas,
+    RemoveNode,
+)
 from raftq.client.wire.messages import U16, U31, Name, NodeId, Offset
-from raftq.client.wire.schema import ITEMS_MAX, Bad, Most, Range, Struct
+from raftq.client.wire.schema import Bad, Items, pack, reason
+
+__all__ = [
+    "AddPartitions", "AllocateProducerIds", "AlterTopic", "ChangeIsr", "Command", "Confirm",
+    "CreateTopic", "DeleteTopic", "ElectPreferred", "EnableQueues", "FenceNode",
+    "InitNamedProducer", "MoveReplicas", "Recover", "RegisterNode", "RemoveNode", "Resign",
+    "SetDraining", "TellEnds",
+]  # fmt: skip
 
 COMMAND_VERSION = 2
 COMMAND_BYTES_MAX = 4 * 1024 * 1024
@@ -48,101 +69,14 @@ REPLICAS_MAX = 64
 TELLINGS_MAX = 10_000
 """In one command."""
 
-Settings = Annotated[Mapping[str, Detail], Most(64)]
 Lost = Literal["nothing", "tail", "past", "everything"]
 """`tail`: what was not synced when the machine went down; `everything`: the disk is another one."""
 
 
-class Command:
-    """Base of all commands."""
-
-    __slots__ = ()
-    kind: ClassVar[int] = -1
-
-    def check(self) -> None:
-        """Raise Bad for what the types of the fields do not say."""
-
-
-C = TypeVar("C", bound=Command)
-
-_classes: dict[int, type[Command]] = {}
-_structs: dict[int, Struct[Any]] = {}
-_names: dict[int, tuple[str, ...]] = {}
-
-
-def _command(cls: type[C]) -> type[C]:
-    kind = cls.kind
-    assert 0 < kind <= 0xFF, cls
-    assert kind not in _classes, cls
-    _classes[kind] = cls
-    _structs[kind] = Struct(cls)
-    _names[kind] = tuple(one.name for one in fields(cls))  # type: ignore[arg-type]
-    return cls
-
-
-def command_classes() -> tuple[type[Command], ...]:
-    return tuple(_classes.values())
-
-
-def encode_command(command: Command) -> bytes:
-    """InvalidArgument when a field breaks its rule."""
-    kind = command.kind
-    try:
-        plain = _structs[kind].write(command)
-        command.check()
-        # All of them, also those that have their default: the place tells which field it is.
-        values = [plain.get(name, getattr(command, name)) for name in _names[kind]]
-        packed: bytes = msgpack.packb([COMMAND_VERSION, kind, *values])
-    except Bad as error:
-        raise InvalidArgument(f"{type(command).__name__}{error}") from None
-    except (UnicodeEncodeError, OverflowError) as error:
-        raise InvalidArgument(f"{type(command).__name__}: {error}") from error
-    if len(packed) > COMMAND_BYTES_MAX:
-        raise InvalidArgument(f"{type(command).__name__} of {len(packed)} bytes is too large")
-    return packed
-
-
-def decode_command(data: bytes) -> Command:
-    """The command, every field checked; see the module's docstring for what is raised."""
-    if len(data) > COMMAND_BYTES_MAX:
-        raise InvalidArgument(f"a command of {len(data)} bytes is too large")
-    try:
-        value = msgpack.unpackb(data, max_array_len=min(len(data), ITEMS_MAX), max_ext_len=0)
-    except Exception as error:
-        # msgpack raises several unrelated types on bad input; all of them mean the same here.
-        raise InvalidArgument(f"the command is not msgpack: {type(error).__name__}") from error
-    if type(value) is not list or len(value) < 2 or type(value[0]) is not int:
-        raise InvalidArgument("the command is not a list of version, kind and fields")
-    version, kind, *rest = value
-    if version != COMMAND_VERSION:
-        raise UnknownFormat(f"command of version {version}; this node knows {COMMAND_VERSION}")
-    if type(kind) is not int or kind not in _classes:
-        raise UnknownFormat(f"command kind {str(kind)[:40]} is not known here")
-    names = _names[kind]
-    if len(rest) != len(names):
-        raise InvalidArgument(
-            f"{_classes[kind].__name__}: {len(rest)} fields in place of {len(names)}"
-        )
-    try:
-        command: Command = _structs[kind].read(dict(zip(names, rest, strict=True)))
-        command.check()
-    except Bad as error:
-        raise InvalidArgument(f"{_classes[kind].__name__}{error}") from None
-    return command
-
-
-def _check_pairs(name: str, items: tuple[tuple[int, ...], ...]) -> None:
-    for at, item in enumerate(items):
-        if len(item) != 2:
-            raise Bad(f".{name}[{at}]: {len(item)} numbers in place of 2")
-
-
-@_command
-@dataclass(frozen=True, slots=True)
-class RegisterNode(Command):
+class RegisterNode(Command, frozen=True):
     """A process says that it is there, and what its logs may have lost of what it acknowledged."""
 
-    kind: ClassVar[int] = 1
+    command_kind: ClassVar[int] = 1
 
     node_id: NodeId
     host: Name
@@ -160,23 +94,19 @@ class RegisterNode(Command):
     """An incarnation that the metadata has as alive, and that does not answer at its address."""
 
 
-@_command
-@dataclass(frozen=True, slots=True)
-class FenceNode(Command):
+class FenceNode(Command, frozen=True):
     """The controller takes a node's lease away; nothing happens when it has a newer incarnation."""
 
-    kind: ClassVar[int] = 2
+    command_kind: ClassVar[int] = 2
 
     node_id: NodeId
     incarnation: Offset
 
 
-@_command
-@dataclass(frozen=True, slots=True)
-class SetDraining(Command):
+class SetDraining(Command, frozen=True):
     """Keeps leadership away from a node (or no longer); `decommissioning` also its replicas."""
 
-    kind: ClassVar[int] = 3
+    command_kind: ClassVar[int] = 3
 
     node_id: NodeId
     draining: bool
@@ -184,86 +114,28 @@ class SetDraining(Command):
     force: bool = False
 
 
-@_command
-@dataclass(frozen=True, slots=True)
-class RemoveNode(Command):
-    kind: ClassVar[int] = 4
-
-    node_id: NodeId
-
-
-@_command
-@dataclass(frozen=True, slots=True)
-class CreateTopic(Command):
-    """0 partitions or replicas: the default."""
-
-    kind: ClassVar[int] = 5
-
-    name: Name
-    partitions: U31 = 0
-    replication: U31 = 0
-    config: Settings = field(default_factory=dict)
-
-
-@_command
-@dataclass(frozen=True, slots=True)
-class AlterTopic(Command):
-    """Changes these settings and leaves the others; None takes a setting back to its default."""
-
-    kind: ClassVar[int] = 6
-
-    name: Name
-    config: Settings
-
-
-@_command
-@dataclass(frozen=True, slots=True)
-class DeleteTopic(Command):
-    kind: ClassVar[int] = 7
-
-    name: Name
-
-
-@_command
-@dataclass(frozen=True, slots=True)
-class AddPartitions(Command):
-    """`total` is the number of partitions afterwards."""
-
-    kind: ClassVar[int] = 8
-
-    name: Name
-    total: U31
-
-
-@_command
-@dataclass(frozen=True, slots=True)
-class ChangeIsr(Command):
+class ChangeIsr(Command, frozen=True):
     """A leader says who is in sync: pairs of node id and the incarnation that it spoke with.
 
     FencedEpoch when it does not lead in this epoch any more, the partition has another version, or
     a member that comes in is not alive as that incarnation.
     """
 
-    kind: ClassVar[int] = 9
+    command_kind: ClassVar[int] = 9
 
     topic_id: Offset
     partition: U31
     leader: NodeId
     epoch: Offset
     version: Offset
-    isr: Annotated[tuple[tuple[Offset, Offset], ...], Most(REPLICAS_MAX)]
-
-    def check(self) -> None:
-        _check_pairs("isr", self.isr)
+    isr: Annotated[tuple[tuple[Offset, Offset], ...], Meta(max_length=REPLICAS_MAX)]
 
 
-@_command
-@dataclass(frozen=True, slots=True)
-class Resign(Command):
+class Resign(Command, frozen=True):
     """A leader that none of its followers reaches asks for another one; FencedEpoch when it does
     not lead in this epoch any more. The result: whether there is another one."""
 
-    kind: ClassVar[int] = 15
+    command_kind: ClassVar[int] = 15
 
     topic_id: Offset
     partition: U31
@@ -271,74 +143,47 @@ class Resign(Command):
     epoch: Offset
 
 
-@_command
-@dataclass(frozen=True, slots=True)
-class ElectPreferred(Command):
+class ElectPreferred(Command, frozen=True):
     """Pairs of topic id and partition; those where it is not possible stay as they are."""
 
-    kind: ClassVar[int] = 10
+    command_kind: ClassVar[int] = 10
 
-    partitions: Annotated[tuple[tuple[Offset, Offset], ...], Most(ITEMS_MAX)]
-
-    def check(self) -> None:
-        _check_pairs("partitions", self.partitions)
+    partitions: Items[tuple[Offset, Offset]]
 
 
-@_command
-@dataclass(frozen=True, slots=True)
-class MoveReplicas(Command):
-    """Begins a move to these nodes, the preferred leader first; in place of one under way."""
-
-    kind: ClassVar[int] = 11
-
-    name: Name
-    partition: U31
-    replicas: Annotated[tuple[NodeId, ...], Most(REPLICAS_MAX)]
-
-
-@_command
-@dataclass(frozen=True, slots=True)
-class AllocateProducerIds(Command):
-    kind: ClassVar[int] = 12
+class AllocateProducerIds(Command, frozen=True):
+    command_kind: ClassVar[int] = 12
 
     node_id: NodeId
-    count: Annotated[int, Range(1, PRODUCER_IDS_MAX)]
+    count: Annotated[int, Meta(ge=1, le=PRODUCER_IDS_MAX)]
 
 
-@_command
-@dataclass(frozen=True, slots=True)
-class InitNamedProducer(Command):
+class InitNamedProducer(Command, frozen=True):
     """A named producer keeps its id and gets an epoch that fences its older instances."""
 
-    kind: ClassVar[int] = 13
+    command_kind: ClassVar[int] = 13
 
     name: Name
 
 
-@_command
-@dataclass(frozen=True, slots=True)
-class EnableQueues(Command):
+class EnableQueues(Command, frozen=True):
     """Gives every partition of a topic its ledger and its delays; nothing happens when it has them.
 
     By id: a topic that was deleted and created anew meanwhile is another one.
     """
 
-    kind: ClassVar[int] = 14
+    command_kind: ClassVar[int] = 14
 
     topic_id: Offset
 
 
-@_command
-@dataclass(frozen=True, slots=True)
-class Confirm(Command):
+class Confirm(Command, frozen=True):
     """Changes nothing: whoever proposed it has seen all that was decided before it."""
 
-    kind: ClassVar[int] = 18
+    command_kind: ClassVar[int] = 18
 
 
-@_command
-@dataclass(frozen=True, slots=True)
-class TellEnds(Command):
+class TellEnds(Command, frozen=True):
     """A node says where its copies end of partitions that wait for it (recovery.py). Each row:
 
         topic id, partition, version since which it is asked, (last epoch, end offset) per log
@@ -346,26 +191,120 @@ class TellEnds(Command):
     FencedEpoch when the node is not alive as this incarnation.
     """
 
-    kind: ClassVar[int] = 16
+    command_kind: ClassVar[int] = 16
 
     node_id: NodeId
     incarnation: Offset
-    rows: Annotated[tuple[tuple[Offset, ...], ...], Most(TELLINGS_MAX)]
+    rows: Annotated[tuple[tuple[Offset, ...], ...], Meta(max_length=TELLINGS_MAX)]
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         for at, row in enumerate(self.rows):
             if len(row) < 5 or len(row) % 2 == 0:
                 raise Bad(f".rows[{at}]: {len(row)} numbers are no partition and pairs of ends")
 
 
-@_command
-@dataclass(frozen=True, slots=True)
-class Recover(Command):
+class Recover(Command, frozen=True):
     """An operator gives up the members of an isr that are not alive: the longest of the copies that
     are is to lead. FencedEpoch when the partition has another version than was decided about."""
 
-    kind: ClassVar[int] = 17
+    command_kind: ClassVar[int] = 17
 
     topic_id: Offset
     partition: U31
     version: Offset
+
+
+class _Form(NamedTuple):
+    """How one kind of command is read."""
+
+    cls: type[Command]
+    names: tuple[str, ...]
+    read: Callable[[bytes], tuple[Any, ...]]
+
+
+def _form(cls: type[Command]) -> _Form:
+    found = msgspec.structs.fields(cls)
+    row: Any = GenericAlias(tuple, (int, int, *(one.type for one in found)))
+    names = tuple(one.name for one in found)
+    return _Form(cls, names, msgspec.msgpack.Decoder(row).decode)
+
+
+_CLASSES: tuple[type[Command], ...] = (
+    RegisterNode,
+    FenceNode,
+    SetDraining,
+    RemoveNode,
+    CreateTopic,
+    AlterTopic,
+    DeleteTopic,
+    AddPartitions,
+    ChangeIsr,
+    Resign,
+    ElectPreferred,
+    MoveReplicas,
+    AllocateProducerIds,
+    InitNamedProducer,
+    EnableQueues,
+    Confirm,
+    TellEnds,
+    Recover,
+)
+_FORMS = {cls.command_kind: _form(cls) for cls in _CLASSES}
+assert len(_FORMS) == len(_CLASSES), "two commands have the same kind"
+
+_read_parts = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=64)]).decode
+
+
+def command_classes() -> tuple[type[Command], ...]:
+    return _CLASSES
+
+
+def encode_command(command: Command) -> bytes:
+    """InvalidArgument when a field breaks its rule: the bytes are read back to find that."""
+    name = type(command).__name__
+    try:
+        values = msgspec.structs.astuple(command)
+        packed = pack((COMMAND_VERSION, command.command_kind, *values))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidArgument(f"{name}: {error}") from error
+    if len(packed) > COMMAND_BYTES_MAX:
+        raise InvalidArgument(f"{name} of {len(packed)} bytes is too large")
+    _read(_FORMS[command.command_kind], packed)
+    return packed
+
+
+def decode_command(data: bytes) -> Command:
+    """The command, every field checked; the module's docstring says what is raised."""
+    if len(data) > COMMAND_BYTES_MAX:
+        raise InvalidArgument(f"a command of {len(data)} bytes is too large")
+    try:
+        version, kind, *rest = _read_parts(data)
+        version, kind = msgspec.msgpack.decode(version), msgspec.msgpack.decode(kind)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument("the command is not a list of version, kind and fields") from error
+    if version != COMMAND_VERSION:
+        raise UnknownFormat(
+            f"command of version {version!r:.40}; this node knows {COMMAND_VERSION}"
+        )
+    form = _FORMS.get(kind) if type(kind) is int else None
+    if form is None:
+        raise UnknownFormat(f"command kind {kind!r:.40} is not known here")
+    if len(rest) != len(form.names):
+        raise InvalidArgument(
+            f"{form.cls.__name__}: {len(rest)} fields in place of {len(form.names)}"
+        )
+    return _read(form, data)
+
+
+def _read(form: _Form, data: bytes) -> Command:
+    name = form.cls.__name__
+    try:
+        command = form.cls(*form.read(data)[2:])
+        command.check_fields()
+    except Bad as error:
+        raise InvalidArgument(f"{name}{error}") from None
+    except (ValueError, RecursionError) as error:
+        # The path begins with the place of the field in the list.
+        text = re.sub(r"`\$\[(\d+)\]", lambda at: f"`$.{form.names[int(at[1]) - 2]}", str(error))
+        raise InvalidArgument(reason(name, text)) from error
+    return command

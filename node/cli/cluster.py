@@ -1,9 +1,9 @@
 """Shell: `raftq cluster`, what an operator does with nodes and replicas."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from raftq.client.common.errors import InvalidArgument
 from raftq.node.cli import local, recover

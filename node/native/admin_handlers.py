@@ -10,14 +10,14 @@ from typing import Any
 from raftq.client.common.errors import InvalidArgument
 from raftq.client.wire import admin_messages as admin
 from raftq.client.wire.messages import Metadata, MetadataReply
-from raftq.cluster.metadata import commands
+from raftq.cluster.metadata.commands import SetDraining
 from raftq.cluster.metadata.info import metadata_info
 from raftq.cluster.metadata.log import MetadataLog
 from raftq.cluster.metadata.topic_config import INTERNAL_PREFIX, is_internal
 
 
 class AdminHandlers:
-    """See the module's docstring."""
+    """Answers admin requests with the metadata log of this node."""
 
     def __init__(self, node_id: int, cluster_id: str, log: MetadataLog) -> None:
         self._node_id = node_id
@@ -54,11 +54,7 @@ class AdminHandlers:
         self, message: admin.CreateTopic, raw: memoryview, session: Any
     ) -> admin.CreateTopicReply:
         _refuse_internal(message.topic)
-        result = await self._log.propose(
-            commands.CreateTopic(
-                message.topic, message.partitions, message.replication, message.config
-            )
-        )
+        result = await self._log.propose(message)
         return admin.CreateTopicReply(
             result["topic_id"], result["partitions"], result["replication"]
         )
@@ -67,45 +63,41 @@ class AdminHandlers:
         self, message: admin.DeleteTopic, raw: memoryview, session: Any
     ) -> admin.DeleteTopicReply:
         _refuse_internal(message.topic)
-        await self._log.propose(commands.DeleteTopic(message.topic))
+        await self._log.propose(message)
         return admin.DeleteTopicReply()
 
     async def alter_topic(
         self, message: admin.AlterTopic, raw: memoryview, session: Any
     ) -> admin.AlterTopicReply:
         _refuse_internal(message.topic)
-        await self._log.propose(commands.AlterTopic(message.topic, message.config))
+        await self._log.propose(message)
         return admin.AlterTopicReply()
 
     async def add_partitions(
         self, message: admin.AddPartitions, raw: memoryview, session: Any
     ) -> admin.AddPartitionsReply:
         _refuse_internal(message.topic)
-        count = await self._log.propose(commands.AddPartitions(message.topic, message.partitions))
+        count = await self._log.propose(message)
         return admin.AddPartitionsReply(count)
 
     async def move_replicas(
         self, message: admin.MoveReplicas, raw: memoryview, session: Any
     ) -> admin.MoveReplicasReply:
-        await self._log.propose(
-            commands.MoveReplicas(message.topic, message.partition, message.replicas)
-        )
+        await self._log.propose(message)
         return admin.MoveReplicasReply()
 
     async def drain_node(
         self, message: admin.DrainNode, raw: memoryview, session: Any
     ) -> admin.DrainNodeReply:
         leading = await self._log.propose(
-            commands.SetDraining(
-                message.node_id, message.drain, message.decommission, message.force
-            )
+            SetDraining(message.node_id, message.drain, message.decommission, message.force)
         )
         return admin.DrainNodeReply(leading)
 
     async def remove_node(
         self, message: admin.RemoveNode, raw: memoryview, session: Any
     ) -> admin.RemoveNodeReply:
-        await self._log.propose(commands.RemoveNode(message.node_id))
+        await self._log.propose(message)
         return admin.RemoveNodeReply()
 
     def table(self) -> dict[type, Any]:

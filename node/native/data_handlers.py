@@ -9,8 +9,9 @@ its partitions from another offset, because a consumer that has sought elsewhere
 import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from raftq.client.common.errors import (
     AccessDenied,

@@ -287,7 +287,7 @@ class LeaderFetcher:
             self._send()
 
     def _take(self, item: Replicated, raw: memoryview) -> None:
-        key = (item.topic_id, item.partition, item.strand)
+        key = (item.topic_id, item.partition, item.log_number)
         partition_log = self._wanted.get(key)
         if partition_log is None or key not in self._subscribed:
             return

@@ -116,10 +116,10 @@ class FollowerSession:
         return future
 
     def _subscribe(self, wanted: Subscription) -> None:
-        key = (wanted.topic_id, wanted.partition, wanted.strand)
+        key = (wanted.topic_id, wanted.partition, wanted.log_number)
         self._forget(key)
         partition = self._find(key[:2])
-        partition_log = None if partition is None else partition.partition_log(wanted.strand)
+        partition_log = None if partition is None else partition.partition_log(wanted.log_number)
         if partition_log is None:
             self._refuse(key, wanted.epoch, UnknownPartition.code)
             return
@@ -169,7 +169,7 @@ class FollowerSession:
             )
 
     def _take_progress(self, progress: Progress) -> None:
-        key = (progress.topic_id, progress.partition, progress.strand)
+        key = (progress.topic_id, progress.partition, progress.log_number)
         partition_log = self._subscribed.get(key)
         if partition_log is None or not partition_log.replica.believes(
             self.node_id, progress.epoch, progress.assignment
@@ -197,7 +197,7 @@ class FollowerSession:
                 partition_log.progress.high_watermark,
                 partition_log.log.start_offset,
                 offset,
-                strand=log_number,
+                log_number=log_number,
                 assignment=self._assignments[partition_log.key],
             )
         )
@@ -288,7 +288,7 @@ class FollowerSession:
                     "append",
                     partition_log.progress.high_watermark,
                     partition_log.log.start_offset,
-                    strand=log_number,
+                    log_number=log_number,
                     assignment=self._assignments[key],
                 )
             )
@@ -352,7 +352,7 @@ class FollowerSession:
 
 def _refusal(key: LogKey, epoch: int, code: str) -> Replicated:
     topic_id, number, partition_log = key
-    return Replicated(topic_id, number, epoch, "refuse", error=code, strand=partition_log)
+    return Replicated(topic_id, number, epoch, "refuse", error=code, log_number=partition_log)
 
 
 class FollowerSessions:

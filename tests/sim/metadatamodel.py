@@ -4,8 +4,9 @@
 deep into elections and moves; a part of them is off by one in every field that fences.
 """
 
-from dataclasses import replace
 from random import Random
+
+from msgspec.structs import replace
 
 from raftq.client.common.errors import Detail, RaftqError
 from raftq.cluster.metadata.apply import Change, PartitionChanged, TopicChanged, apply, dump, load

@@ -9,14 +9,15 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from msgspec import Meta, Struct
+from msgspec.structs import fields
 
 from raftq.client.wire import admin_messages, group_messages, messages, node_messages
 from raftq.client.wire import queue_messages as queues
 from raftq.client.wire.frames import PREFIX, PREFIX_BYTES
-from raftq.client.wire.schema import Range
 from raftq.cluster.metadata import commands
 from raftq.cluster.metadata.apply import apply, dump
 from raftq.cluster.metadata.state import ClusterState
@@ -189,41 +190,36 @@ class Maker:
 
     def value(self, hint: Any, default: Any = None) -> Any:
         rule: Any = None
-        if get_origin(hint) is Annotated:
-            hint, rule = get_args(hint)
+        while get_origin(hint) is Annotated:
+            hint, rule = get_args(hint)[0], get_args(hint)[-1]
         origin, arguments = get_origin(hint), get_args(hint)
         if hint is bool:
             return True
         if hint is int:
             return self._number(rule)
         if hint is str:
-            return "naïve" + "x" * min(rule.limit - 5, 40)
+            return "naïve" + "x" * min(rule.max_length - 5, 40)
         if hint is bytes:
-            return b"\x00\xff" * min(rule.limit // 2, 300)
+            return b"\x00\xff" * min(rule.max_length // 2, 300)
         if origin is Literal:
             return next(one for one in arguments if one is not default)
         if origin is tuple:
             return (self.value(arguments[0]), self.value(arguments[0]))
-        if is_dataclass(hint):
-            return self.instance(hint)  # type: ignore[arg-type]
+        if isinstance(hint, type) and issubclass(hint, Struct):
+            return self.instance(hint)
         if origin is Mapping:
             return dict(DETAILS)
         (inner,) = (one for one in arguments if one is not type(None))
         return self.value(inner)
 
-    def _number(self, rule: Range) -> int:
-        fitting = [one for one in SIZES if rule.low <= one <= rule.high]
+    def _number(self, rule: Meta) -> int:
+        fitting = [one for one in SIZES if rule.ge <= one <= rule.le]
         self._at += 1
         return fitting[self._at % len(fitting)]
 
     def instance(self, cls: type[Any], *, full: bool = True) -> Any:
-        hints = get_type_hints(cls, include_extras=True)
-        wanted = [
-            one
-            for one in fields(cls)
-            if full or (one.default is MISSING and one.default_factory is MISSING)
-        ]
-        return cls(*(self.value(hints[one.name], one.default) for one in wanted))
+        wanted = [one for one in fields(cls) if full or (one.required)]
+        return cls(*(self.value(one.type, one.default) for one in wanted))
 
 
 def samples(cls: type[Any]) -> Iterator[tuple[Any, int]]:
@@ -246,7 +242,7 @@ def plain(value: Any) -> Any:
         return {"map": {name: plain(item) for name, item in value.items()}}
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
-    if is_dataclass(value):
+    if isinstance(value, Struct):
         given = [(getattr(value, one.name), one.default) for one in fields(value)]
         while given and (given[-1][0] is given[-1][1] or given[-1][0] == {}):
             given.pop()  # it has its default

@@ -395,7 +395,7 @@ def test_a_lost_node_ends_every_request(go: Go) -> None:
         (lambda id_: encode_message(Ping(), id_)[0], "kind 3 is not known"),
         (lambda id_: encode_message(InitProducerReply(1, 1), id_)[0], "another kind of request"),
         (lambda id_: encode_message(PingReply(), id_ + 1)[0], "which is not open"),
-        (lambda id_: PREFIX.pack(13, 4, 0, 0, 1, id_) + b"\xc1", "not msgpack"),
+        (lambda id_: PREFIX.pack(13, 4, 0, 0, 1, id_) + b"\xc1", "MessagePack data is malformed"),
     ],
 )
 def test_a_node_that_breaks_the_protocol_is_left(

@@ -82,8 +82,3 @@ def test_every_message_and_command_has_golden_bytes() -> None:
     known = {row["class"] for row in rows("wire")}
     assert known == {class_of(kind).__name__ for kind in request_kinds() | reply_kinds()}
     assert {row["class"] for row in rows("commands")} == {one.__name__ for one in command_classes()}
-
-
-def test_the_generator_still_makes_these_files() -> None:
-    for name, make in generator().FILES.items():
-        assert list(make()) == rows(name), name

@@ -1,10 +1,10 @@
 """What each command does to the state, and what it refuses."""
 
 import time
-from dataclasses import replace
 
 import pytest
 from metadatamodel import Cluster, register
+from msgspec.structs import replace
 
 from raftq.client.common.errors import (
     FencedEpoch,

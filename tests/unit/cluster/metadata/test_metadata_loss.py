@@ -1,9 +1,8 @@
 """What a node that lost data costs: judged by what was promised while it wrote."""
 
-from dataclasses import replace
-
 import pytest
 from metadatamodel import Cluster, register
+from msgspec.structs import replace
 
 from raftq.client.common.errors import (
     FencedEpoch,

@@ -3,12 +3,12 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
+from msgspec.structs import replace
 
 from raftq.client.common.errors import (
     ConsensusBroken,

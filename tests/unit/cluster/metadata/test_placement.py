@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from metadatamodel import register
+from msgspec import structs
 
 from raftq.cluster.metadata.apply import apply
 from raftq.cluster.metadata.commands import CreateTopic, FenceNode, MoveReplicas, SetDraining
@@ -18,7 +19,7 @@ def cluster(*racks: str) -> ClusterState:
     """One node per rack named, numbered from 1."""
     state = ClusterState("c")
     for node_id, rack in enumerate(racks, 1):
-        apply(state, replace(register(node_id), rack=rack), node_id)
+        apply(state, structs.replace(register(node_id), rack=rack), node_id)
     return state
 
 
@@ -53,7 +54,7 @@ def test_copies_are_in_different_racks_while_there_are_enough() -> None:
 def test_hosts_count_where_no_rack_is_given() -> None:
     state = ClusterState("c")
     for node_id, host in enumerate(("x", "x", "y"), 1):
-        apply(state, replace(register(node_id), host=host), node_id)
+        apply(state, structs.replace(register(node_id), host=host), node_id)
     assert all(3 in one for one in place(state, 6, 2))
 
 

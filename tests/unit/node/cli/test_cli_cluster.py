@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pytest
+from msgspec.structs import asdict
 from typer.testing import CliRunner
 
 from raftq.client.common.errors import ConnectFailed, NotEnoughReplicas, TopicExists, UnknownTopic
@@ -277,7 +278,7 @@ def test_the_cluster_is_looked_at(world):
 
 
 def test_status_fails_when_partitions_cannot_be_written(world):
-    facts = {name: getattr(STATUS, name) for name in STATUS.__slots__}
+    facts = asdict(STATUS)
     for name in ("leaderless", "under_min_insync"):
         world.status = ClusterStatusReply(**(facts | {name: 1}))
         done = run("cluster", "status", "--format", "json")

@@ -216,7 +216,7 @@ def test_a_caller_that_sends_byte_by_byte_is_answered(go: Go) -> None:
         (PREFIX.pack(12, 200, 0, 0, 0, 5), "kind 200 is not known"),
         (PREFIX.pack(12, PingReply.kind, 0, 0, 0, 5), "kind 4 is not known"),
         (PREFIX.pack(12, Ping.kind, 4, 0, 0, 5), "flags 0x4"),
-        (PREFIX.pack(13, Ping.kind, 0, 0, 1, 5) + b"\xc1", "not msgpack"),
+        (PREFIX.pack(13, Ping.kind, 0, 0, 1, 5) + b"\xc1", "MessagePack data is malformed"),
         (encode_message(Ping(), 0)[0], "correlation id 0 is not free"),
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 5_000, "over the limit"),
     ],

@@ -132,7 +132,7 @@ class World:
         reply, buffers = future.result()  # type: ignore[misc]
         raw = memoryview(b"".join(map(bytes, buffers)))
         for one in reply.partitions:
-            partition_log = self.follower.partition.logs[one.strand]
+            partition_log = self.follower.partition.logs[one.log_number]
             if one.verb == "append":
                 batches = raw[one.start : one.start + one.length]
                 partition_log.take(batches, one.high_watermark, one.start_offset)
@@ -140,7 +140,7 @@ class World:
                 partition_log.cut(one.offset)
             elif one.verb == "reset":
                 partition_log.restart_at(one.offset)
-        return [(one.strand, one.verb) for one in reply.partitions]
+        return [(one.log_number, one.verb) for one in reply.partitions]
 
     def progress(self, *numbers: int) -> "asyncio.Future[object]":
         logs = self.follower.partition.logs
@@ -199,7 +199,7 @@ def test_each_log_is_replicated_on_its_own() -> None:
 def test_a_log_that_is_not_open_yet_is_refused_and_left_ones_are_silent() -> None:
     async def scenario(world: World) -> None:
         reply, _ = await world.subscribe(DATA, LEDGER)  # type: ignore[misc]
-        assert [(one.strand, one.verb, one.error) for one in reply.partitions] == [
+        assert [(one.log_number, one.verb, one.error) for one in reply.partitions] == [
             (LEDGER, "refuse", "unknown_partition")
         ]
         world.leader.enable()

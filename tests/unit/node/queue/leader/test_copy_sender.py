@@ -44,9 +44,9 @@ class Metadata:
         if self.error is not None:
             raise self.error
         if isinstance(command, CreateTopic):
-            self.state.topics[command.name] = topic(command.name, command.partitions)
+            self.state.topics[command.topic] = topic(command.topic, command.partitions)
         if isinstance(command, AddPartitions):
-            self.state.topics[command.name] = topic(command.name, command.total)
+            self.state.topics[command.topic] = topic(command.topic, command.partitions)
         return 77
 
 
@@ -104,7 +104,7 @@ def test_dead_letters_are_like_their_topic_and_grow_with_it() -> None:
         metadata.state.topics["t"] = topic("t", 4)
         await asyncio.gather(*(copy_sender.make_dead_letters("t") for _ in range(5)))
         (command,) = metadata.proposed
-        assert (command.name, command.partitions, command.replication) == ("t.dlq", 4, 3)
+        assert (command.topic, command.partitions, command.replication) == ("t.dlq", 4, 3)
         assert command.config["retention_ms"] == 336 * 3_600_000
         assert (command.config["min_insync"], command.config["value_bytes_max"]) == (3, 5_000)
         metadata.state.topics["t"] = topic("t", 6)
