@@ -48,10 +48,9 @@ from raftq.cluster.raft.applied import (
     split_command_id,
 )
 from raftq.cluster.raft.config import ConsensusConfig
-from raftq.cluster.raft.election import RaftSetup
 from raftq.cluster.raft.journal import RaftJournal
 from raftq.cluster.raft.library import POLL_EVENT_TYPE, Node
-from raftq.cluster.raft.node import RaftNode
+from raftq.cluster.raft.node import RaftNode, RaftSetup
 from raftq.cluster.raft.proposals import Proposal
 from raftq.cluster.raft.snapshot import Snapshots
 from raftq.cluster.raft.transport import RaftTransport, listen

@@ -3,7 +3,7 @@
 `Library` is `SyncObj` with names for the private fields that the adapter reads and sets, and with
 everything in it that must not run any more closed off. What is used of the library: its constructor
 and settings, its state, its nodes, its transport interface and its poller. The protocol itself is
-overridden in `raft_node`, because as released it loses acknowledged commands; the private names it
+overridden in node.py, because as released it loses acknowledged commands; the private names it
 overrides exist in exactly one release, so any other is refused at import.
 """
 

@@ -1,110 +1,132 @@
-"""The messages between Raft nodes: plain dicts, as pysyncobj has them, in msgpack. (Pure.)
-
-    pre_vote          would you vote for me?     term (the next one), last_index, last_term, ready
-    pre_vote_reply    term (own), for_term, granted
-    request_vote      term, last_index, last_term, ready
-    response_vote     term, granted
-    append_entries    term, prev_index, prev_term, commit_index, entries [[term, command], ...]
-    next_node_idx     the answer: term, success, index. Success: the log matches the leader's up to
-                      `index`. Otherwise: try again from `index`, the beginning of another term
-    install_snapshot  term, index, total, offset, data: a part of a snapshot's file
-    snapshot_reply    term, index, offset: so much of it is here
-    apply_command     commands [bytes, ...]: a follower hands them to the leader
-    refuse_command    ids [bytes, ...]: this node is not the leader and has not taken them
+"""The messages between Raft nodes: msgpack maps with a `type`. (Pure.)
 
 Every field is checked before a message is believed: nothing but these types, and no number outside
-of 64 bits, reaches the protocol. Nothing here can run code.
+of 63 bits, reaches the protocol. A message with fields that are not known here is refused. Nothing
+here can run code.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated
 
-import msgpack
+import msgspec
+from msgspec import Meta
 
 from raftq.client.common.errors import RemoteProtocolError
-
-Message = dict[str, Any]
 
 ENTRIES_MAX = 10_000
 """Entries in one message; commands handed on in one message."""
 
-_NUMBER = "number"
-_FLAG = "flag"
-_BYTES = "bytes"
-_LIST = "list"
-
-_VOTE = {"term": _NUMBER, "last_index": _NUMBER, "last_term": _NUMBER, "ready": _FLAG}
-
-_FIELDS: dict[str, dict[str, str]] = {
-    "pre_vote": _VOTE,
-    "pre_vote_reply": {"term": _NUMBER, "for_term": _NUMBER, "granted": _FLAG},
-    "request_vote": _VOTE,
-    "response_vote": {"term": _NUMBER, "granted": _FLAG},
-    "append_entries": {
-        "term": _NUMBER,
-        "prev_index": _NUMBER,
-        "prev_term": _NUMBER,
-        "commit_index": _NUMBER,
-        "entries": _LIST,
-    },
-    "next_node_idx": {"term": _NUMBER, "success": _FLAG, "index": _NUMBER},
-    "install_snapshot": {
-        "term": _NUMBER,
-        "index": _NUMBER,
-        "total": _NUMBER,
-        "offset": _NUMBER,
-        "data": _BYTES,
-    },
-    "snapshot_reply": {"term": _NUMBER, "index": _NUMBER, "offset": _NUMBER},
-    "apply_command": {"commands": _LIST},
-    "refuse_command": {"ids": _LIST},
-}
+Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Entries = Annotated[list[tuple[Number, bytes]], Meta(max_length=ENTRIES_MAX)]
+Pieces = Annotated[list[bytes], Meta(max_length=ENTRIES_MAX)]
 
 
-def encode(message: Message) -> bytes:
-    packed: bytes = msgpack.packb(message)
-    return packed
+class RaftMessage(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
+    """Base of what Raft nodes say to each other."""
 
 
-def decode(data: bytes) -> Message:
+class VoteMessage(RaftMessage, frozen=True):
+    """Base of the two requests of a candidate."""
+
+    term: Number
+    last_index: Number
+    last_term: Number
+    ready: bool
+
+
+class PreVote(VoteMessage, frozen=True, tag="pre_vote"):
+    """Asks for the promise of a vote in `term`, the next one."""
+
+
+class PreVoteReply(RaftMessage, frozen=True, tag="pre_vote_reply"):
+    term: Number
+    """Of the node that answers."""
+    for_term: Number
+    granted: bool
+
+
+class RequestVote(VoteMessage, frozen=True, tag="request_vote"):
+    """Asks for a vote in `term`."""
+
+
+class RequestVoteReply(RaftMessage, frozen=True, tag="response_vote"):
+    term: Number
+    granted: bool
+
+
+class AppendEntries(RaftMessage, frozen=True, tag="append_entries"):
+    """A leader's entries after `prev_index`, each with its term."""
+
+    term: Number
+    prev_index: Number
+    prev_term: Number
+    commit_index: Number
+    entries: Entries
+
+
+class AppendReply(RaftMessage, frozen=True, tag="next_node_idx"):
+    """With `success` the log matches the leader's up to `index`. Without it, the leader tries again
+    from `index`, the beginning of another term."""
+
+    term: Number
+    success: bool
+    index: Number
+
+
+class InstallSnapshot(RaftMessage, frozen=True, tag="install_snapshot"):
+    """The part of a snapshot's file that begins at `offset`; the file has `total` bytes."""
+
+    term: Number
+    index: Number
+    total: Number
+    offset: Number
+    data: bytes
+
+
+class SnapshotReply(RaftMessage, frozen=True, tag="snapshot_reply"):
+    """The first `offset` bytes of the snapshot's file have arrived."""
+
+    term: Number
+    index: Number
+    offset: Number
+
+
+class ApplyCommands(RaftMessage, frozen=True, tag="apply_command"):
+    """A follower hands commands to the leader."""
+
+    commands: Pieces
+
+
+class RefuseCommands(RaftMessage, frozen=True, tag="refuse_command"):
+    """This node is not the leader and has not taken the commands with these ids."""
+
+    ids: Pieces
+
+
+encode = msgspec.msgpack.Encoder().encode
+
+_read: Callable[[bytes], RaftMessage] = msgspec.msgpack.Decoder(
+    PreVote
+    | PreVoteReply
+    | RequestVote
+    | RequestVoteReply
+    | AppendEntries
+    | AppendReply
+    | InstallSnapshot
+    | SnapshotReply
+    | ApplyCommands
+    | RefuseCommands
+).decode
+
+
+def decode(data: bytes) -> RaftMessage:
     """The message, or RemoteProtocolError for whatever is not one."""
     try:
-        message = msgpack.unpackb(data, strict_map_key=True, max_map_len=16)
-    except Exception as error:  # msgpack's own, ValueError, UnicodeDecodeError, RecursionError
-        raise RemoteProtocolError(f"not a message: {error!r}") from error
-    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise RemoteProtocolError("a message is a map with a type")
-    fields = _FIELDS.get(message["type"])
-    if fields is None or len(message) != len(fields) + 1:
-        raise RemoteProtocolError(f"unknown message or wrong fields: {sorted(map(str, message))}")
-    for name, kind in fields.items():
-        if name not in message or not _is(message[name], kind):
-            raise RemoteProtocolError(f"{message['type']}.{name} is not a {kind}")
-    _check_list(message)
+        message = _read(data)
+    except (ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"not a message: {error}") from error
+    if isinstance(message, AppendEntries) and any(
+        term > message.term for term, _ in message.entries
+    ):
+        raise RemoteProtocolError("append_entries.entries: an entry of a later term")
     return message
-
-
-def _is(value: object, kind: str) -> bool:
-    if kind == _FLAG:
-        return type(value) is bool
-    if kind == _BYTES:
-        return type(value) is bytes
-    if kind == _LIST:
-        return type(value) is list and len(value) <= ENTRIES_MAX
-    return type(value) is int and 0 <= value < 1 << 63
-
-
-def _check_list(message: Message) -> None:
-    if message["type"] == "append_entries":
-        for entry in message["entries"]:
-            if (
-                type(entry) is not list
-                or len(entry) != 2
-                or type(entry[0]) is not int
-                or not 0 <= entry[0] <= message["term"]
-                or type(entry[1]) is not bytes
-            ):
-                raise RemoteProtocolError("append_entries.entries holds something else")
-    for name in ("commands", "ids"):
-        for one in message.get(name, ()):
-            if type(one) is not bytes:
-                raise RemoteProtocolError(f"{message['type']}.{name} holds something else")

@@ -4,24 +4,56 @@ Everything happens in `step` and in the handling of messages, in one thread. Wha
 is on disk before it leaves: answers and votes wait in `_outbox` for the one flush of a round; only
 a leader's entries go out at once, since its own copy counts no earlier than it is durable.
 
-Invariants: an entry is cut only where one of another term takes its place, and never at or below
-the commit index; acknowledgements of another term count for nothing; `applied` advances by one per
-entry, whatever callbacks do. A broken invariant raises, and its owner stops the node.
+    follower  --no word from a leader--> asks for pre-votes, still a follower, same term
+    follower  --a majority would vote for it--> candidate of the next term
+    candidate --votes of a majority--> leader        candidate --time out--> follower, pre-votes
+    any       --a message of a later term--> follower of that term
+    leader    --no word from a majority for `fallback_ms`--> follower
+    leader    --asked to abdicate--> follower, and does not stand for `abdicate_ms`
+
+A node that starts with an empty directory may be a voter that lost its disk, and its promises with
+it. Until a leader has brought it up to date it is not `ready`. It takes part in one kind of
+election only, the one with which a new cluster begins: a node that is not ready stands when every
+voter has said that its log is empty too. The voters of that election and its leader are ready from
+then on. So a new cluster begins when all its voters are there. The first leader may die before any
+other node knows of a commit: nodes that voted for it can elect another one. And voters that lost
+their disks never begin a second cluster beside the rest of the first.
+
+Invariants: the term never goes back; a node votes once per term, and the vote is on disk before a
+message carries it; a node that does not hear a leader does not unseat it while a majority hears it;
+an entry is cut only where an entry of another term takes its place, and never at or below the
+commit index; acknowledgements of another term do not count; `applied` grows by one per entry,
+whatever callbacks do. A broken invariant raises, and its owner stops the node.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from raftq.client.common.errors import ConsensusBroken, CorruptFile, DiskFull
 from raftq.cluster.raft import snapshot as snapshots
-from raftq.cluster.raft.applied import Applier, id_of, is_command
-from raftq.cluster.raft.election import Elector, RaftSetup
+from raftq.cluster.raft.applied import NO_OP_ENTRY, Applied, Applier, id_of, is_command
+from raftq.cluster.raft.config import RaftLimits, RaftTimes
 from raftq.cluster.raft.journal import FIRST_INDEX, RaftJournal
-from raftq.cluster.raft.library import FOLLOWER, LEADER, Node
-from raftq.cluster.raft.messages import ENTRIES_MAX, Message
-from raftq.cluster.raft.proposals import Proposal
+from raftq.cluster.raft.library import CANDIDATE, FOLLOWER, LEADER, Library, Node
+from raftq.cluster.raft.messages import (
+    ENTRIES_MAX,
+    AppendEntries,
+    AppendReply,
+    ApplyCommands,
+    InstallSnapshot,
+    PreVote,
+    PreVoteReply,
+    RaftMessage,
+    RefuseCommands,
+    RequestVote,
+    RequestVoteReply,
+    SnapshotReply,
+)
+from raftq.cluster.raft.proposals import Proposal, RaftProposals
 from raftq.cluster.raft.replication import LeaderView, Replication
 from raftq.cluster.raft.snapshot import Snapshot, Snapshots
 
@@ -53,8 +85,28 @@ def recover(journal: RaftJournal, files: Snapshots, applier: Applier) -> int:
     return snapshot.index
 
 
-class RaftNode(Elector):
-    """See the module's docstring."""
+@dataclass(slots=True)
+class RaftSetup:
+    """What a node is made of."""
+
+    node_id: str
+    others: list[str]
+    times: RaftTimes
+    limits: RaftLimits
+    journal: RaftJournal
+    snapshots: Snapshots
+    applier: Applier
+    transport: Any
+    """Called with (node, self_node, other_nodes), as pysyncobj calls a transport class."""
+    clock: Callable[[], float]
+    rng: Random
+    on_applied: Callable[[Applied], None] = field(default=lambda applied: None)
+    on_restored: Callable[[int], None] = field(default=lambda index: None)
+
+
+class RaftNode(Library):
+    """A voter: it elects and is elected, replicates its log or another's, and applies what is
+    committed."""
 
     def __init__(self, setup: RaftSetup) -> None:
         self.inbox: deque[Proposal] = deque()
@@ -64,22 +116,36 @@ class RaftNode(Elector):
         self.abdication_asked = False
         """Set from another thread: this node should leave it to others to lead."""
         self._stepped_at = self._expire_at = self._stall_at = float("-inf")
-        self._handlers: dict[str, Callable[[Node, Message], None]] = {
-            "pre_vote": self._on_pre_vote,
-            "pre_vote_reply": self._on_pre_vote_reply,
-            "request_vote": self._on_request_vote,
-            "response_vote": self._on_response_vote,
-            "append_entries": self._on_append_entries,
-            "next_node_idx": self._on_next_node_idx,
-            "install_snapshot": self._on_install_snapshot,
-            "snapshot_reply": self._on_snapshot_reply,
-            "apply_command": self._on_apply_command,
-            "refuse_command": self._on_refuse_command,
+        self._handlers: dict[type[RaftMessage], Callable[[Node, Any], None]] = {
+            PreVote: self._on_pre_vote,
+            PreVoteReply: self._on_pre_vote_reply,
+            RequestVote: self._on_request_vote,
+            RequestVoteReply: self._on_request_vote_reply,
+            AppendEntries: self._on_append_entries,
+            AppendReply: self._on_append_reply,
+            InstallSnapshot: self._on_install_snapshot,
+            SnapshotReply: self._on_snapshot_reply,
+            ApplyCommands: self._on_apply_commands,
+            RefuseCommands: self._on_refuse_commands,
         }
         self._snapshot_index = recover(setup.journal, setup.snapshots, setup.applier)
         self.restored = self._snapshot_index > FIRST_INDEX
         """Whether it began with a snapshot."""
-        super().__init__(setup)
+        self.setup = setup
+        self.journal = setup.journal
+        self.proposals = RaftProposals()
+        self._outbox: list[tuple[Node, RaftMessage]] = []
+        self._replication: Replication | None = None
+        self._votes: dict[str, bool] = {}
+        self._pre_votes: dict[str, bool] | None = None
+        self._incoming: tuple[int, int, bytearray] | None = None
+        self._leader_heard = float("-inf")
+        self._said_waiting = False
+        super().__init__(setup.node_id, setup.others, setup.times, setup.transport)
+        self.log = self.journal
+        self.term_now, self.voted_for = self.journal.term, self.journal.vote
+        self.peers = {node.id: node for node in sorted(self.others, key=lambda one: str(one.id))}
+        self._postpone_election(setup.clock())
         self.commit, self.applied = self.journal.commit_index, self._snapshot_index
 
     # One round.
@@ -195,12 +261,170 @@ class RaftNode(Elector):
             self._become_follower(None)
             self.election_deadline = now + self.setup.times.abdicate_ms / 1000
 
+    # Elections.
+
+    def _postpone_election(self, now: float) -> None:
+        times = self.setup.times
+        spread = (times.election_ms_max - times.election_ms_min) / 1000
+        wait = times.election_ms_min / 1000 + spread * self.setup.rng.random()
+        self.election_deadline = now + wait
+
+    def _leader_is_alive(self, now: float) -> bool:
+        """Whether a leader was heard so lately that no election is called for."""
+        lately = now - self.setup.times.election_ms_min / 1000
+        if self._replication is not None:
+            return self._replication.heard_by_majority(lately)
+        return self.leader is not None and self._leader_heard > lately
+
+    def _ask_pre_votes(self, now: float) -> None:
+        self._become_follower(None)
+        self._pre_votes = {self.setup.node_id: True}
+        if self._may_stand(self._pre_votes):
+            self._stand(now)
+            return
+        if not self.journal.may_vote and not self._said_waiting:
+            self._said_waiting = True
+            logger.info(
+                "raft node=%s knows nothing yet: it waits for a leader, or for all of %s to begin",
+                self.setup.node_id,
+                ", ".join(sorted(self.setup.others)),
+            )
+        self._ask_votes(PreVote, self.term_now + 1)
+
+    def _stand(self, now: float) -> None:
+        self._pre_votes = None
+        self.state = CANDIDATE
+        self._set_term(self.term_now + 1, self.setup.node_id)
+        # Two that stood at the same instant try again soon, and hardly at the same instant again;
+        # who stands was granted pre-votes, so there is no leader whom that could disturb.
+        soon = self.setup.times.election_ms_min / 1000 * self.setup.rng.uniform(0.2, 0.6)
+        self.election_deadline = now + soon
+        self._votes = {self.setup.node_id: True}
+        if self._is_majority(self._votes):
+            self._become_leader()
+            return
+        self._ask_votes(RequestVote, self.term_now)
+
+    def _ask_votes(self, kind: type[PreVote | RequestVote], term: int) -> None:
+        journal = self.journal
+        message = kind(term, journal.last_index, journal.last_term, journal.may_vote)
+        self._outbox += [(node, message) for node in self.peers.values()]
+
+    def _is_majority(self, votes: dict[str, bool]) -> bool:
+        return len(votes) * 2 > len(self.setup.others) + 1
+
+    def _may_stand(self, pre_votes: dict[str, bool]) -> bool:
+        if self.journal.may_vote:
+            return self._is_majority(pre_votes)
+        return len(pre_votes) == len(self.setup.others) + 1
+
+    def _would_vote_for(self, message: PreVote | RequestVote) -> bool:
+        journal = self.journal
+        theirs = message.last_term, message.last_index
+        ours = journal.last_term, journal.last_index
+        if not message.ready:
+            # The beginning of a cluster. Nothing can have been decided while all logs are empty.
+            return theirs == ours == (0, FIRST_INDEX)
+        return journal.may_vote and theirs >= ours
+
+    def _be_ready(self) -> None:
+        if not self.journal.may_vote:
+            self.journal.set_may_vote()
+
+    def _on_pre_vote(self, node: Node, message: PreVote) -> None:
+        now = self.setup.clock()
+        granted = (
+            message.term > self.term_now
+            and not self._leader_is_alive(now)
+            and self._would_vote_for(message)
+        )
+        self._answer(node, PreVoteReply(self.term_now, message.term, granted))
+
+    def _on_pre_vote_reply(self, node: Node, message: PreVoteReply) -> None:
+        if message.term > self.term_now:
+            self._become_follower(message.term)
+        elif (
+            self._pre_votes is not None
+            and message.granted
+            and message.for_term == self.term_now + 1
+        ):
+            self._pre_votes[node.id] = True
+            if self._may_stand(self._pre_votes):
+                self._stand(self.setup.clock())
+
+    def _on_request_vote(self, node: Node, message: RequestVote) -> None:
+        now = self.setup.clock()
+        term = message.term
+        if term > self.term_now:
+            if self._leader_is_alive(now):
+                return  # it has not heard what we hear; its term must not unseat a leader
+            self._become_follower(term)
+        granted = (
+            term == self.term_now
+            and self.state == FOLLOWER
+            and self.voted_for in (None, node.id)
+            and self._would_vote_for(message)
+        )
+        if granted:
+            self._be_ready()
+            self._set_term(term, node.id)
+            self._postpone_election(now)
+        self._answer(node, RequestVoteReply(self.term_now, granted))
+
+    def _on_request_vote_reply(self, node: Node, message: RequestVoteReply) -> None:
+        if message.term > self.term_now:
+            self._become_follower(message.term)
+        elif self.state == CANDIDATE and message.term == self.term_now and message.granted:
+            self._votes[node.id] = True
+            if self._is_majority(self._votes):
+                self._become_leader()
+
+    def _become_leader(self) -> None:
+        setup, now = self.setup, self.setup.clock()
+        logger.info("raft node=%s leads term=%d", setup.node_id, self.term_now)
+        self.state = LEADER
+        self._be_ready()
+        period = setup.times.append_ms / 1000
+        self._replication = Replication(
+            self.journal, setup.limits, period, self._send_now, setup.snapshots.load
+        )
+        self._replication.begin(list(self.peers), now)
+        self.journal.append(NO_OP_ENTRY, self.journal.last_index + 1, self.term_now)
+        self._set_leader(self.selfNode)
+
+    def _become_follower(self, term: int | None) -> None:
+        """Of a later term, or (None) of this one without a leader."""
+        if term is not None:
+            self._set_term(term, None)
+        self.state = FOLLOWER
+        self._replication = None
+        self._pre_votes = None
+        self._set_leader(None)
+
+    def _set_leader(self, leader: Node | None) -> None:
+        if leader != self.leader:
+            self.leader = leader
+            self._incoming = None
+            self.proposals.resend()
+
+    def _set_term(self, term: int, vote: str | None) -> None:
+        if (term, vote) != (self.term_now, self.voted_for):
+            self.term_now, self.voted_for = term, vote
+            self.journal.set_term(term, vote)
+
+    def _send_now(self, node_id: str, message: RaftMessage) -> None:
+        """For what promises nothing about this node's own disk."""
+        self.transport.send(self.peers[node_id], message)
+
+    def _answer(self, node: Node, message: RaftMessage) -> None:
+        self._outbox.append((node, message))
+
     # Messages.
 
-    def _SyncObj__onMessageReceived(self, node: Node, message: Message) -> None:
+    def _SyncObj__onMessageReceived(self, node: Node, message: RaftMessage) -> None:
         # The constructor hands this method to the transport before anything can arrive.
         if self.stalled is None and node.id in self.peers:
-            self._handlers[message["type"]](self.peers[node.id], message)
+            self._handlers[type(message)](self.peers[node.id], message)
 
     def _SyncObj__onNodeDisconnected(self, node: Node) -> None:
         self.connected.discard(node)
@@ -237,14 +461,13 @@ class RaftNode(Elector):
         return True
 
     def _reply_index(self, node: Node, success: bool, index: int) -> None:
-        reply = {"type": "next_node_idx", "term": self.term_now, "success": success}
-        self._answer(node, {**reply, "index": index})
+        self._answer(node, AppendReply(self.term_now, success, index))
 
-    def _on_append_entries(self, node: Node, message: Message) -> None:
-        if not self._follow(node, message["term"]):
+    def _on_append_entries(self, node: Node, message: AppendEntries) -> None:
+        if not self._follow(node, message.term):
             return
         journal = self.journal
-        prev, entries = message["prev_index"], message["entries"]
+        prev, entries = message.prev_index, message.entries
         match = prev + len(entries)
         if prev < journal.base_index:
             # What a snapshot covers is committed, so it is the same here.
@@ -252,15 +475,15 @@ class RaftNode(Elector):
             prev = journal.base_index
         else:
             prev_term = journal.term_at(prev)
-            if prev_term != message["prev_term"]:
+            if prev_term != message.prev_term:
                 self._reply_index(node, False, self._first_of_term(prev, prev_term))
                 return
         self._store(prev + 1, entries)
-        commit = min(message["commit_index"], match)
+        commit = min(message.commit_index, match)
         if commit > self.commit:
             self._set_commit(commit)
-        known = match >= message["commit_index"]
-        if known and journal.term_at(message["commit_index"]) == self.term_now:
+        known = match >= message.commit_index
+        if known and journal.term_at(message.commit_index) == self.term_now:
             self._be_ready()
         self._reply_index(node, True, match)
 
@@ -275,7 +498,7 @@ class RaftNode(Elector):
             index -= 1
         return index
 
-    def _store(self, index: int, entries: list[list[Any]]) -> None:
+    def _store(self, index: int, entries: list[tuple[int, bytes]]) -> None:
         """Add what is missing; cut only where an entry of another term stands."""
         journal = self.journal
         for position, (term, _) in enumerate(entries):
@@ -289,10 +512,10 @@ class RaftNode(Elector):
                 journal.append(command, index + offset, term)
             return
 
-    def _on_install_snapshot(self, node: Node, message: Message) -> None:
-        if not self._follow(node, message["term"]):
+    def _on_install_snapshot(self, node: Node, message: InstallSnapshot) -> None:
+        if not self._follow(node, message.term):
             return
-        index, total, offset = message["index"], message["total"], message["offset"]
+        index, total, offset = message.index, message.total, message.offset
         if index <= self.commit:
             self._incoming = None
             self._reply_index(node, True, index)
@@ -303,7 +526,7 @@ class RaftNode(Elector):
             self._incoming = (index, total, bytearray())
         data = self._incoming[2]
         if offset == len(data):
-            data += message["data"]
+            data += message.data
         if len(data) >= total:
             self._incoming = None
             try:
@@ -314,8 +537,7 @@ class RaftNode(Elector):
                 return
             self._reply_index(node, True, index)
         else:
-            reply = {"type": "snapshot_reply", "term": self.term_now}
-            self._answer(node, {**reply, "index": index, "offset": len(data)})
+            self._answer(node, SnapshotReply(self.term_now, index, len(data)))
 
     def _install(self, snapshot: Snapshot) -> None:
         self.setup.snapshots.save(snapshot)
@@ -331,18 +553,18 @@ class RaftNode(Elector):
 
     # The leader's side.
 
-    def _from_follower(self, node: Node, message: Message) -> Replication | None:
-        if message["term"] > self.term_now:
-            self._become_follower(message["term"])
-        return self._replication if message["term"] == self.term_now else None
+    def _from_follower(self, message: AppendReply | SnapshotReply) -> Replication | None:
+        if message.term > self.term_now:
+            self._become_follower(message.term)
+        return self._replication if message.term == self.term_now else None
 
-    def _on_next_node_idx(self, node: Node, message: Message) -> None:
-        replication = self._from_follower(node, message)
+    def _on_append_reply(self, node: Node, message: AppendReply) -> None:
+        replication = self._from_follower(message)
         if replication is not None:
             replication.on_reply(node.id, message, self.setup.clock())
 
-    def _on_snapshot_reply(self, node: Node, message: Message) -> None:
-        replication = self._from_follower(node, message)
+    def _on_snapshot_reply(self, node: Node, message: SnapshotReply) -> None:
+        replication = self._from_follower(message)
         if replication is not None:
             replication.on_snapshot_reply(node.id, message, self.setup.clock())
 
@@ -384,22 +606,22 @@ class RaftNode(Elector):
             batch.append(proposal.entry)
             size += len(proposal.entry)
             if size >= self.setup.limits.batch_bytes:
-                self._answer(leader, {"type": "apply_command", "commands": batch})
+                self._answer(leader, ApplyCommands(batch))
                 batch, size = [], 0
         if batch:
-            self._answer(leader, {"type": "apply_command", "commands": batch})
+            self._answer(leader, ApplyCommands(batch))
 
-    def _on_apply_command(self, node: Node, message: Message) -> None:
-        commands = [one for one in message["commands"] if is_command(one)]
+    def _on_apply_commands(self, node: Node, message: ApplyCommands) -> None:
+        commands = [one for one in message.commands if is_command(one)]
         if self._replication is None:
             ids = [id_of(one) for one in commands]
-            self._answer(node, {"type": "refuse_command", "ids": ids})
+            self._answer(node, RefuseCommands(ids))
             return
         for command in commands:
             self.journal.append(command, self.journal.last_index + 1, self.term_now)
 
-    def _on_refuse_command(self, node: Node, message: Message) -> None:
-        for command_id in message["ids"]:
+    def _on_refuse_commands(self, node: Node, message: RefuseCommands) -> None:
+        for command_id in message.ids:
             self.proposals.refused(command_id)
 
     def _apply_committed(self) -> None:

@@ -15,10 +15,17 @@ from dataclasses import dataclass
 
 from raftq.cluster.raft.config import RaftLimits
 from raftq.cluster.raft.journal import RaftJournal
-from raftq.cluster.raft.messages import ENTRIES_MAX, Message
+from raftq.cluster.raft.messages import (
+    ENTRIES_MAX,
+    AppendEntries,
+    AppendReply,
+    InstallSnapshot,
+    RaftMessage,
+    SnapshotReply,
+)
 from raftq.cluster.raft.snapshot import Snapshot
 
-Send = Callable[[str, Message], None]
+Send = Callable[[str, RaftMessage], None]
 
 
 @dataclass(slots=True)
@@ -129,14 +136,13 @@ class Replication:
             entries = journal.slice(prev + 1, self._limits.batch_bytes, ENTRIES_MAX)
         self._send(
             node,
-            {
-                "type": "append_entries",
-                "term": view.term,
-                "prev_index": prev,
-                "prev_term": prev_term,
-                "commit_index": view.commit,
-                "entries": [[term, command] for command, _, term in entries],
-            },
+            AppendEntries(
+                view.term,
+                prev,
+                prev_term,
+                view.commit,
+                [(term, command) for command, _, term in entries],
+            ),
         )
         progress.sent_at = view.now
         progress.sent_commit = view.commit
@@ -151,24 +157,23 @@ class Replication:
         end = progress.offset + self._limits.chunk_bytes
         self._send(
             node,
-            {
-                "type": "install_snapshot",
-                "term": view.term,
-                "index": snapshot.index,
-                "total": len(snapshot.raw),
-                "offset": progress.offset,
-                "data": snapshot.raw[progress.offset : end],
-            },
+            InstallSnapshot(
+                view.term,
+                snapshot.index,
+                len(snapshot.raw),
+                progress.offset,
+                snapshot.raw[progress.offset : end],
+            ),
         )
         progress.chunk_at = progress.sent_at = view.now
 
     # Answers.
 
-    def on_reply(self, node: str, message: Message, now: float) -> None:
+    def on_reply(self, node: str, message: AppendReply, now: float) -> None:
         progress = self.followers[node]
         progress.heard_at = now
-        if message["success"]:
-            match = message["index"]
+        if message.success:
+            match = message.index
             assert match <= self._journal.last_index, f"{node} has {match}, more than the leader"
             progress.match = max(progress.match, match)
             progress.next = max(progress.next, progress.match + 1)
@@ -176,18 +181,18 @@ class Replication:
                 progress.snapshot = None
                 progress.probing = False
             return
-        target = max(progress.match + 1, min(progress.next, message["index"]))
+        target = max(progress.match + 1, min(progress.next, message.index))
         if progress.probing and target >= progress.next:
             return  # of a message that was on its way before the probe: it says nothing new
         progress.next = target
         progress.probing = True
         progress.sent_at = float("-inf")
 
-    def on_snapshot_reply(self, node: str, message: Message, now: float) -> None:
+    def on_snapshot_reply(self, node: str, message: SnapshotReply, now: float) -> None:
         progress = self.followers[node]
         progress.heard_at = now
         snapshot = progress.snapshot
-        if snapshot is None or snapshot.index != message["index"]:
+        if snapshot is None or snapshot.index != message.index:
             return
-        progress.offset = min(message["offset"], len(snapshot.raw))
+        progress.offset = min(message.offset, len(snapshot.raw))
         progress.chunk_at = float("-inf")

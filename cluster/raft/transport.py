@@ -18,7 +18,7 @@ from raftq.client.common.errors import ConfigError, RemoteProtocolError
 from raftq.cluster.raft.config import ConsensusConfig
 from raftq.cluster.raft.connection import PING, Closed, OtherVoters, RaftConnection, RaftIdentity
 from raftq.cluster.raft.library import POLL_EVENT_TYPE, Node, Transport
-from raftq.cluster.raft.messages import Message, decode, encode
+from raftq.cluster.raft.messages import RaftMessage, decode, encode
 from raftq.cluster.raft.voters_file import NOT_YET, in_order, shown
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class RaftTransport(Transport):  # type: ignore[misc]
 
     # What Raft asks for.
 
-    def send(self, node: Node, message: Message) -> bool:
+    def send(self, node: Node, message: RaftMessage) -> bool:
         connection = self._live.get(node.id)
         if connection is None:
             return False

@@ -15,6 +15,7 @@ from raftq.client.common.errors import QueueFull
 from raftq.cluster.raft.config import ConsensusConfig, RaftTimes
 from raftq.cluster.raft.consensus import Consensus
 from raftq.cluster.raft.library import Node
+from raftq.cluster.raft.messages import RequestVoteReply
 from raftq.cluster.raft.transport import RaftTransport, listen
 
 SECRET = b"a secret of the tests"
@@ -101,7 +102,7 @@ class End:
             lambda node: self.events.append(("down", node.id))
         )
         self.transport.setOnMessageReceivedCallback(
-            lambda node, message: self.events.append((node.id, message["term"]))
+            lambda node, message: self.events.append((node.id, message.term))
         )
 
     def turn(self) -> None:
@@ -109,7 +110,7 @@ class End:
         self.transport.tick(self.now)
 
     def say(self, target: str, term: int) -> bool:
-        message = {"type": "response_vote", "term": term, "granted": True}
+        message = RequestVoteReply(term, True)
         return bool(self.transport.send(Node(target), message))
 
 

@@ -16,10 +16,9 @@ from raftq.client.common.errors import RaftqError
 from raftq.cluster.raft import messages as raft_messages
 from raftq.cluster.raft.applied import REGULAR, Applied, Applier, envelope
 from raftq.cluster.raft.config import RaftLimits, RaftTimes
-from raftq.cluster.raft.election import RaftSetup
 from raftq.cluster.raft.journal import RaftJournal
 from raftq.cluster.raft.library import LEADER, Node, Transport
-from raftq.cluster.raft.node import RaftNode
+from raftq.cluster.raft.node import RaftNode, RaftSetup
 from raftq.cluster.raft.proposals import Proposal
 from raftq.cluster.raft.snapshot import Snapshots
 
@@ -55,7 +54,7 @@ class FakeTransport(Transport):  # type: ignore[misc]
         self._me = me.id
         self._sink = sink
 
-    def send(self, node: Node, message: dict[str, Any]) -> bool:
+    def send(self, node: Node, message: raft_messages.RaftMessage) -> bool:
         self._sink(self._me, node.id, raft_messages.encode(message))
         return True
 
@@ -115,7 +114,7 @@ class Bench:
         self.now = 100.0
         self.disk = disk or SimDisk()
         self.machine = machine or Machine()
-        self.sent: list[tuple[str, dict[str, Any]]] = []
+        self.sent: list[tuple[str, raft_messages.RaftMessage]] = []
         self.answers: dict[int, tuple[Any, RaftqError | None]] = {}
         self.changes: list[Applied] = []
         self.node = build(
@@ -135,7 +134,7 @@ class Bench:
             self.node.transport._onNodeConnected(peer)
 
     def give(self, source: str, kind: str, **fields: Any) -> None:
-        data = raft_messages.encode({"type": kind, **fields})
+        data = msgpack.packb({"type": kind, **fields})
         self.node.transport._onMessageReceived(Node(source), raft_messages.decode(data))
 
     def append(
@@ -338,7 +337,7 @@ class Sim:
     def deliver(self, source: str, target: str, data: bytes) -> None:
         node = self.nodes[target]
         message = raft_messages.decode(data)
-        self.trace.append(f"{self.now:.3f} {source}>{target} {message['type']}")
+        self.trace.append(f"{self.now:.3f} {source}>{target} {message.__struct_config__.tag}")
         self.guarded(target, lambda: node.transport._onMessageReceived(Node(source), message))
         # Several messages may share one round and one sync, as they do on a real poller.
         if target in self.up and self.rng_network.random() < 0.7:

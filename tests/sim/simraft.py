@@ -33,10 +33,9 @@ from raftq.cluster.raft import messages as raft_messages
 from raftq.cluster.raft.applied import Applied, Applier
 from raftq.cluster.raft.config import ConsensusConfig, RaftLimits
 from raftq.cluster.raft.consensus import Consensus, Restored
-from raftq.cluster.raft.election import RaftSetup
 from raftq.cluster.raft.journal import RaftJournal
 from raftq.cluster.raft.library import LEADER, Node, Transport
-from raftq.cluster.raft.node import RaftNode
+from raftq.cluster.raft.node import RaftNode, RaftSetup
 from raftq.cluster.raft.snapshot import Snapshots
 
 TICK_S = 0.05

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from msgspec import Meta, Struct
-from msgspec.structs import fields
+from msgspec.structs import asdict, fields
 
 from raftq.client.wire import admin_messages, group_messages, messages, node_messages
 from raftq.client.wire import queue_messages as queues
@@ -21,7 +21,7 @@ from raftq.client.wire.frames import PREFIX, PREFIX_BYTES
 from raftq.cluster.metadata import commands
 from raftq.cluster.metadata.apply import apply, dump
 from raftq.cluster.metadata.state import ClusterState
-from raftq.cluster.raft import messages as raft_messages
+from raftq.cluster.raft import messages as raft
 
 FOLDER = Path(__file__).resolve().parent
 WIRE = (messages, admin_messages, node_messages, group_messages, queues)
@@ -146,39 +146,18 @@ STATE: list[commands.Command] = [
     commands.RegisterNode(3, "höst-3", 7003, 8003, "10.0.0.3:9003", "rack-b", 9, "everything"),
 ]
 
-RAFT: list[dict[str, Any]] = [
-    {"type": "pre_vote", "term": 1, "last_index": 2, "last_term": 0, "ready": False},
-    {"type": "pre_vote_reply", "term": 2**40, "for_term": 2**40 + 1, "granted": True},
-    {"type": "request_vote", "term": 300, "last_index": 70_000, "last_term": 299, "ready": True},
-    {"type": "response_vote", "term": 300, "granted": False},
-    {
-        "type": "append_entries",
-        "term": 5,
-        "prev_index": 2**33,
-        "prev_term": 4,
-        "commit_index": 128,
-        "entries": [],
-    },
-    {
-        "type": "append_entries",
-        "term": 5,
-        "prev_index": 1,
-        "prev_term": 4,
-        "commit_index": 1,
-        "entries": [[4, b"\x01"], [5, b"x" * 300], [5, b""]],
-    },
-    {"type": "next_node_idx", "term": 5, "success": True, "index": 65_535},
-    {
-        "type": "install_snapshot",
-        "term": 5,
-        "index": 9,
-        "total": 2**20,
-        "offset": 2**16,
-        "data": b"\x00\xff" * 200,
-    },
-    {"type": "snapshot_reply", "term": 5, "index": 9, "offset": 255},
-    {"type": "apply_command", "commands": [b"one", b"", b"\x00" * 256]},
-    {"type": "refuse_command", "ids": [b"\x07" * 16]},
+RAFT: list[raft.RaftMessage] = [
+    raft.PreVote(1, 2, 0, False),
+    raft.PreVoteReply(2**40, 2**40 + 1, True),
+    raft.RequestVote(300, 70_000, 299, True),
+    raft.RequestVoteReply(300, False),
+    raft.AppendEntries(5, 2**33, 4, 128, []),
+    raft.AppendEntries(5, 1, 4, 1, [(4, b"\x01"), (5, b"x" * 300), (5, b"")]),
+    raft.AppendReply(5, True, 65_535),
+    raft.InstallSnapshot(5, 9, 2**20, 2**16, b"\x00\xff" * 200),
+    raft.SnapshotReply(5, 9, 255),
+    raft.ApplyCommands([b"one", b"", b"\x00" * 256]),
+    raft.RefuseCommands([b"\x07" * 16]),
 ]
 
 
@@ -264,14 +243,10 @@ def back(value: Any, modules: tuple[Any, ...] = WIRE) -> Any:
     return cls(*back(value["arguments"], modules))
 
 
-def back_raft(content: dict[str, Any]) -> dict[str, Any]:
-    """A message between Raft nodes again."""
-    message = {name: back(value) for name, value in content.items()}
-    for name in ("entries", "commands", "ids"):
-        if name in message:
-            found = [list(one) if isinstance(one, tuple) else one for one in message[name]]
-            message[name] = found
-    return message
+def content(message: raft.RaftMessage) -> dict[str, Any]:
+    """A message between Raft nodes as JSON."""
+    fields = {name: plain(value) for name, value in asdict(message).items()}
+    return {"type": message.__struct_config__.tag, **fields}
 
 
 def header(message: messages.WireMessage, raw_bytes: int) -> bytes:
@@ -295,8 +270,7 @@ def command_rows() -> Iterator[dict[str, Any]]:
 
 def raft_rows() -> Iterator[dict[str, Any]]:
     for message in RAFT:
-        content = {name: plain(value) for name, value in message.items()}
-        yield {"message": content, "packed": raft_messages.encode(message).hex()}
+        yield {"message": content(message), "packed": raft.encode(message).hex()}
 
 
 def dump_rows() -> Iterator[dict[str, Any]]:

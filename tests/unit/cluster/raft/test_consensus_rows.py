@@ -21,6 +21,7 @@ from raftq.cluster.raft.applied import NO_OP_ENTRY, id_of
 from raftq.cluster.raft.config import RaftLimits, RaftTimes
 from raftq.cluster.raft.journal import RaftJournal
 from raftq.cluster.raft.library import FOLLOWER, LEADER, Library, Node
+from raftq.cluster.raft.messages import AppendReply, RaftMessage, RequestVoteReply
 from raftq.cluster.raft.replication import LeaderView, Replication
 
 
@@ -28,18 +29,16 @@ def entries(term: int, *numbers: int) -> list[list[object]]:
     return [[term, command(number)[1]] for number in numbers]
 
 
-def kinds(sent: list[tuple[str, dict[str, object]]]) -> list[object]:
-    return [message["type"] for _, message in sent]
+def kinds(sent: list[tuple[str, RaftMessage]]) -> list[object]:
+    return [message.__struct_config__.tag for _, message in sent]
 
 
 def test_raft_row_01_a_repeated_append_cuts_nothing_that_was_acknowledged() -> None:
     bench = Bench()
     bench.append("b", 1, (1, 0), entries(1, 1, 2, 3))
-    assert bench.step()[-1][1]["index"] == 4
+    assert bench.step()[-1][1].index == 4
     bench.append("b", 1, (1, 0), entries(1, 1))  # an old copy of the beginning
-    assert bench.step()[-1][1] == {
-        "type": "next_node_idx", "term": 1, "success": True, "index": 2
-    }  # fmt: skip
+    assert bench.step()[-1][1] == AppendReply(1, True, 2)
     assert bench.node.journal.last_index == 4
     assert bench.restart().node.journal.last_index == 4
 
@@ -210,7 +209,7 @@ def test_raft_row_08_nothing_is_acknowledged_before_it_is_synced() -> None:
     syncs = sum(" sync " in line for line in bench.disk.trace)
     bench.append("b", 1, (3, 1), entries(1, 3))
     sent = bench.step()
-    assert [message["index"] for _, message in sent] == [3, 4]
+    assert [message.index for _, message in sent] == [3, 4]
     assert sum(" sync " in line for line in bench.disk.trace) == syncs + 1  # one for both
     assert bench.restart(bench.disk.crash(bench.disk.rng)).node.journal.last_index == 4
 
@@ -232,7 +231,7 @@ def test_raft_row_09_a_follower_with_hundreds_of_other_entries_is_met_in_one_ste
     follower.step()
     follower.append("a", 3, (500, 1), [])
     reply = follower.step()[-1][1]
-    assert (reply["success"], reply["index"]) == (False, 2)
+    assert (reply.success, reply.index) == (False, 2)
     leader = Bench(limits=RaftLimits())
     leader.append("c", 1, (1, 0), entries(1, *range(1, 501)))
     leader.step()
@@ -240,7 +239,7 @@ def test_raft_row_09_a_follower_with_hundreds_of_other_entries_is_met_in_one_ste
     term = leader.lead()
     leader.ack("b", term, 2, success=False)
     sent = [message for target, message in leader.step() if target == "b"]
-    assert [one["prev_index"] for one in sent] == [1]
+    assert [one.prev_index for one in sent] == [1]
 
 
 def test_raft_row_10_the_set_of_voters_is_fixed() -> None:
@@ -270,7 +269,7 @@ def test_raft_row_11_rejections_of_pipelined_messages_only_lower_the_next_index(
         seen.append(replication.followers["b"].next)
     assert seen == [20, 8, 8, 8, 8, 5]
     again = [message for target, message in bench.step() if target == "b"]
-    assert [one["prev_index"] for one in again] == [4], "one probe, not one per rejection"
+    assert [one.prev_index for one in again] == [4], "one probe, not one per rejection"
     bench.ack("b", term, 32)
     assert replication.followers["b"].next == 33
 
@@ -298,11 +297,13 @@ def test_raft_row_13_a_node_that_rejoins_does_not_unseat_a_leader() -> None:
     follower.give("c", "pre_vote", term=2, last_index=9, last_term=1, ready=True)
     follower.give("c", "request_vote", term=9, last_index=9, last_term=1, ready=True)
     replies = [message for target, message in follower.step() if target == "c"]
-    assert [one.get("granted") for one in replies] == [False]
+    assert [getattr(one, "granted", None) for one in replies] == [False]
     assert follower.node.term_now == 1
     follower.now += 0.7
     follower.give("c", "pre_vote", term=2, last_index=9, last_term=1, ready=True)
-    assert ("c", True) in [(target, one.get("granted")) for target, one in follower.step()]
+    assert ("c", True) in [
+        (target, getattr(one, "granted", None)) for target, one in follower.step()
+    ]
 
 
 def test_raft_row_14_a_vote_is_on_disk_before_it_is_told_and_given_again_when_asked_again() -> None:
@@ -310,14 +311,14 @@ def test_raft_row_14_a_vote_is_on_disk_before_it_is_told_and_given_again_when_as
     ask = {"term": 5, "last_index": 1, "last_term": 0, "ready": True}
     bench.give("b", "request_vote", **ask)
     assert bench.sent == []
-    reply = ("b", {"type": "response_vote", "term": 5, "granted": True})
+    reply = ("b", RequestVoteReply(5, True))
     assert bench.step() == [reply]
     after = bench.restart(bench.disk.crash(bench.disk.rng))
     assert (after.node.term_now, after.node.voted_for) == (5, "b")
     after.give("c", "request_vote", **ask)
     after.give("b", "request_vote", **ask)
     sent = after.step()
-    assert sent == [("c", {"type": "response_vote", "term": 5, "granted": False}), reply]
+    assert sent == [("c", RequestVoteReply(5, False)), reply]
 
 
 @pytest.mark.parametrize(
@@ -390,7 +391,9 @@ def test_raft_row_17_every_proposal_is_answered_applied_refused_or_unknown() -> 
     bench.propose(2, timeout=1.0)
     bench.step()
     bench.append("b", term + 1, (1, 0), [[term + 1, NO_OP_ENTRY]])
-    handed_on = [id_of(one) for _, message in bench.step() for one in message.get("commands", ())]
+    handed_on = [
+        id_of(one) for _, message in bench.step() for one in getattr(message, "commands", ())
+    ]
     assert handed_on == [command(2)[0]]
     bench.propose(3, timeout=1.0)
     bench.step()
@@ -414,7 +417,7 @@ def test_raft_row_17_a_proposal_that_a_snapshot_carries_is_answered_from_it() ->
     for offset in range(0, len(file.raw), 500):
         follower.give("a", "install_snapshot", term=1, index=file.index, total=len(file.raw),
                       offset=offset, data=file.raw[offset : offset + 500])  # fmt: skip
-    assert follower.step()[-1][1]["index"] == file.index
+    assert follower.step()[-1][1].index == file.index
     assert follower.answers[7] == (7, None)
     assert follower.restart().machine.commands == leader.machine.commands[: file.index - 2]
 
@@ -426,9 +429,9 @@ def test_raft_row_18_a_proposal_leaves_at_once_and_after_a_pause_input_comes_fir
     bench.step()
     bench.propose(1)
     sent = [message for target, message in bench.step() if target == "b"]
-    assert [len(one["entries"]) for one in sent] == [1]
+    assert [len(one.entries) for one in sent] == [1]
     bench.ack("b", term, 3)
-    assert [one["commit_index"] for target, one in bench.step() if target == "b"] == [3]
+    assert [one.commit_index for target, one in bench.step() if target == "b"] == [3]
     assert bench.answers[1] == (1, None)
     paused = Bench("b", ("a", "c"))
     paused.append("a", 1, (1, 0), [])
@@ -479,7 +482,7 @@ def test_the_library_does_not_run_its_own_protocol() -> None:
 def test_a_voter_that_lost_its_disk_votes_for_nobody_until_a_leader_brought_it_up_to_date() -> None:
     wiped = Bench(ready=False)
     wiped.give("b", "request_vote", term=5, last_index=100, last_term=4, ready=True)
-    assert [one["granted"] for _, one in wiped.step()] == [False]
+    assert [one.granted for _, one in wiped.step()] == [False]
     wiped.append("c", 6, (1, 0), entries(6, 1), commit=9)
     wiped.step()
     assert not wiped.node.journal.may_vote
@@ -495,7 +498,7 @@ def test_a_view_names_the_term_and_commit_that_a_leader_speaks_of() -> None:
     replication = Replication(journal, SMALL, 0.1, lambda node, one: said.append(one), lambda: None)
     replication.begin(["b"], 0.0)
     replication.replicate("b", LeaderView(3, 1, 0.0), 0)
-    assert (said[0]["term"], said[0]["commit_index"], said[0]["entries"]) == (3, 1, [])
+    assert (said[0].term, said[0].commit_index, said[0].entries) == (3, 1, [])
 
 
 def test_a_snapshot_survives_its_own_encoding() -> None:
@@ -521,6 +524,6 @@ def test_a_full_disk_stalls_a_node_with_clear_answers_and_it_goes_on_when_there_
     bench.disk.capacity = None
     bench.pass_time(0.6)
     bench.append("b", term + 1, (2, term), entries(term + 1, 9), commit=3)
-    assert bench.step()[-1][1]["success"]
+    assert bench.step()[-1][1].success
     assert bench.machine.commands == [b"9"]
     assert bench.restart().node.journal.last_index == 3
