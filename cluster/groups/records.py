@@ -1,48 +1,44 @@
-"""What a coordinator writes down about its groups, and the bytes of it. (Pure.)
+"""The records that a coordinator writes about its groups, and their bytes. (Pure.)
 
     msgpack [kind, field, field, ...]      the fields in the order of the class
 
-    1  MemberPut      a member joined, changed its wishes, or goes on as another process
-    2  MemberGone     it left, or its session ended
-    3  Retargeted     a new generation: which partitions somebody else should have now
+    1  MemberPut      a member joined, changed its subscription, or continues as another process
+    2  MemberGone     a member left, or its session ended
+    3  Retargeted     a new generation: the partitions that should change their owner
     4  Released       a member let go of partitions
     5  GroupDeleted
-    6  Beat           nothing, but who writes it and sees it replicated was the leader
-    7  SnapshotBegun  from here to SnapshotEnded: everything there is
+    6  Beat           empty; a coordinator that sees its own beat replicated was still the leader
+    7  SnapshotBegun  everything up to SnapshotEnded is a snapshot
     8  GroupKept      one group of a snapshot
     9  SnapshotEnded
     10 Raised         the generations had gone back: a new one, above all that partitions know
 
-Partitions stand as {topic: [numbers]}. A kind never changes its fields: a change is a new kind.
+Partitions are written as {topic: [numbers]}. A kind never changes its fields: a change is a new
+kind. The number of a kind is the `tag` of its class.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping
 
-import msgpack
+import msgspec
+from msgspec import Struct
 
 from raftq.client.common.errors import CorruptBatch, UnknownFormat
 from raftq.cluster.groups.assignment import Slot
 
 Numbers = Mapping[str, tuple[int, ...]]
+MemberFields = tuple[str, int, str, str, str, str, int, tuple[str, ...], str]
+"""The fields of a MemberPut from `member_id` on."""
 
 
-class GroupRecord:
+class GroupRecord(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Base of all records."""
 
-    __slots__ = ()
-    kind: ClassVar[int] = 0
 
-
-@dataclass(frozen=True, slots=True)
-class MemberPut(GroupRecord):
-    kind: ClassVar[int] = 1
-
+class MemberPut(GroupRecord, tag=1, frozen=True):
     group: str
     mode: str
     generation: int
-    """Of the group after this; a process that takes over from another begins a new one."""
+    """The group's generation after this; a process that replaces another begins a new one."""
     member_id: str
     epoch: int
     instance_id: str
@@ -54,120 +50,96 @@ class MemberPut(GroupRecord):
     pattern: str
 
 
-@dataclass(frozen=True, slots=True)
-class MemberGone(GroupRecord):
-    kind: ClassVar[int] = 2
-
+class MemberGone(GroupRecord, tag=2, frozen=True):
     group: str
     member_id: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Retargeted(GroupRecord):
-    kind: ClassVar[int] = 3
-
+class Retargeted(GroupRecord, tag=3, frozen=True):
     group: str
     generation: int
     changes: Mapping[str, Numbers]
-    """By member; "" has those that nobody should have."""
+    """By member; under "" are partitions that no member should have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Released(GroupRecord):
-    kind: ClassVar[int] = 4
-
+class Released(GroupRecord, tag=4, frozen=True):
     group: str
     member_id: str
     slots: Numbers
 
 
-@dataclass(frozen=True, slots=True)
-class GroupDeleted(GroupRecord):
-    kind: ClassVar[int] = 5
-
+class GroupDeleted(GroupRecord, tag=5, frozen=True):
     group: str
     generation: int
-    """No group that comes later begins below it, or old owner epochs would fence its members."""
+    """A later group never begins below it, because old owner epochs would fence its members."""
 
 
-@dataclass(frozen=True, slots=True)
-class Beat(GroupRecord):
-    kind: ClassVar[int] = 6
+class Beat(GroupRecord, tag=6, frozen=True):
+    """Empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotBegun(GroupRecord):
-    kind: ClassVar[int] = 7
-
+class SnapshotBegun(GroupRecord, tag=7, frozen=True):
     floor: int
     """The highest generation of a deleted group."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupKept(GroupRecord):
-    kind: ClassVar[int] = 8
-
+class GroupKept(GroupRecord, tag=8, frozen=True):
     group: str
     mode: str
     generation: int
-    members: tuple[tuple[Any, ...], ...]
-    """The fields of a MemberPut from `member_id` on."""
+    members: tuple[MemberFields, ...]
     slots: Mapping[str, tuple[tuple[int, int, int, int, int], ...]]
-    """By topic: number, who should have it and who has it (places in `members`, -1: nobody), its
-    owner epoch, and since when it is revoked (0: not)."""
+    """By topic: number, the next owner and the owner (indexes of `members`, -1: none), the owner
+    epoch, and the generation that revoked it (0: not revoked)."""
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotEnded(GroupRecord):
-    kind: ClassVar[int] = 9
+class SnapshotEnded(GroupRecord, tag=9, frozen=True):
+    """Empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class Raised(GroupRecord):
-    kind: ClassVar[int] = 10
-
+class Raised(GroupRecord, tag=10, frozen=True):
     group: str
     generation: int
-    """All that members have they get anew, with this as the owner epoch."""
+    """Members get all their partitions anew, with this as the owner epoch."""
 
 
-_CLASSES: dict[int, type[GroupRecord]] = {
-    one.kind: one
-    for one in (
-        MemberPut,
-        MemberGone,
-        Retargeted,
-        Released,
-        GroupDeleted,
-        Beat,
-        SnapshotBegun,
-        GroupKept,
-        SnapshotEnded,
-        Raised,
-    )
-}
+_KINDS = (
+    MemberPut
+    | MemberGone
+    | Retargeted
+    | Released
+    | GroupDeleted
+    | Beat
+    | SnapshotBegun
+    | GroupKept
+    | SnapshotEnded
+    | Raised
+)
+_KIND_MAX = 10
 
-
-def pack(record: GroupRecord) -> bytes:
-    names: tuple[str, ...] = record.__slots__
-    packed: bytes = msgpack.packb([record.kind, *(getattr(record, name) for name in names)])
-    return packed
+pack: Callable[[GroupRecord], bytes] = msgspec.msgpack.Encoder().encode
+_decode: Callable[[bytes], GroupRecord] = msgspec.msgpack.Decoder(_KINDS).decode
 
 
 def unpack(data: bytes) -> GroupRecord:
-    """The record; what this version does not know is an UnknownFormat."""
+    """The record. A kind that this version does not know is an UnknownFormat."""
     try:
-        kind, *rest = msgpack.unpackb(data, use_list=False)
-    except Exception as error:
-        # msgpack raises several unrelated types on bad input; all of them mean the same here.
+        return _decode(data)
+    except (msgspec.MsgspecError, ValueError) as error:
+        kind = _kind_of(data)
+        if kind is not None and not 1 <= kind <= _KIND_MAX:
+            raise UnknownFormat(f"record kind {kind} of groups is not known here") from error
         raise CorruptBatch(f"a record of groups cannot be read: {error}") from error
-    cls = _CLASSES.get(kind)
-    if cls is None:
-        raise UnknownFormat(f"record kind {kind} of groups is not known here")
-    if len(rest) != len(cls.__slots__):
-        raise CorruptBatch(f"{cls.__name__} has {len(rest)} fields")
-    return cls(*rest)
+
+
+def _kind_of(data: bytes) -> int | None:
+    try:
+        record = msgspec.msgpack.decode(data)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    kind = record[0] if isinstance(record, list) and record else None
+    return kind if type(kind) is int else None
 
 
 def by_topic(slots: Iterable[Slot]) -> dict[str, tuple[int, ...]]:

@@ -1,53 +1,54 @@
-"""The copies that a partition owes other topics: chapter T of its ledger. (Core.)
+"""The copies that a partition has to send to other topics: a section of its ledger. (Core.)
 
-A partition sends copies in streams, one per target partition. A stream is a queue of rows, ranges
-of the partition's own records; what is sent next is always the first of them:
+A partition sends copies in streams, one per target partition. A stream is a queue of rows, and a
+row is a range of the partition's own records. The first rows are always sent next. The ledger has
+these entries, each a msgpack list of a number for its kind (the `tag`) and its fields:
 
-    OWED      rows are added to a stream: from now on their copies are sure to come
-    BATCH     the next `count` records of a stream go out as one batch, numbered from `sequence`
-    DONE      the first `count` records of a stream need nothing more: their batch has arrived, or
-              they are gone and there was nothing to copy
-    DROPPED   everything a stream owes is forgotten: its target is no more
-    PARKED    the target refuses the first records of a stream for good: they are owed still, but
-              those behind them go first
-    UNPARKED  what was parked is owed again, behind the others
-    PRODUCER  the producer id under which all copies of this partition go out
+    CopiesAdded     rows are added to a stream: from now on their copies are sure to be sent
+    CopyBatch       the next `count` records of a stream go out as one batch, numbered from
+                    `sequence`
+    CopiesDone      the first `count` records of a stream need nothing more: their batch has
+                    arrived, or the records are gone and there was nothing to copy
+    CopiesDropped   the stream forgets all its rows: its target does not exist any more
+    CopiesParked    the target refuses the first records for good: they are kept aside, and the
+                    records behind them go first
+    CopiesUnparked  the parked rows go to the end of the stream
+    CopyProducer    the producer id of all copies of this partition
 
-The target drops a batch that it has already, by producer id, epoch and sequence. So whoever leads
-the partition sends the open batch again, exactly as it was numbered, until it is DONE; and a batch
-is sent only when its numbers are replicated. Each record therefore has one copy.
+The target drops a batch that it has already, by producer id, epoch and sequence. So each leader of
+the partition sends the open batch again, exactly as it was numbered, until it is done; and it sends
+a batch only when its numbers are replicated. Each record therefore has one copy.
 
-A target that knows nothing of the producer any more (it forgets them after some days, or has been
-made anew) refuses the sequence: then it has nothing of the open batch either, and the stream begins
-at sequence 0 of the next producer epoch (a BATCH that replaces the open one).
+A target forgets a producer after some days, or may be created anew. It then refuses the sequence,
+and it has nothing of the open batch either. So the stream begins at sequence 0 of the next producer
+epoch (a CopyBatch that replaces the open one).
 
-A target that refuses a batch as a whole, and would refuse it again, has appended nothing of it: its
-numbers are free. The batch is made shorter (a BATCH of one record with the same numbers) until the
-record is found that is to blame; then the numbers are given back (a BATCH of none).
-
-A row is (start, end, lane, letter): consecutive records of one lane; the letter says why they died
-(group, nonce, attempt, first, last, reason, error), or is None for a redrive.
+A target that refuses a batch for good has appended nothing of it: its numbers are free. The batch
+is made shorter (a CopyBatch of one record with the same numbers) until the record that is to blame
+is found; then the numbers are given back (a CopyBatch of no record).
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated
 
-import msgpack
+from msgspec import Meta
+from msgspec.msgpack import Decoder
 
-from raftq.client.common.errors import CorruptFile
+from raftq.node.queue.core.codec import encode_stored, stored_decoder
+from raftq.node.queue.core.entries import LedgerStruct
 
-OWED, BATCH, DONE, DROPPED, PRODUCER, PARKED, UNPARKED = 1, 2, 3, 4, 5, 6, 7
 SNAPSHOT_ROWS = 1_000
 NO_PRODUCER = -1
 _SEQUENCE_MASK = (1 << 32) - 1
 
+Count = Annotated[int, Meta(ge=0)]
 Target = tuple[str, int]
 """Topic and partition."""
 
 
-class Death(NamedTuple):
+class Death(LedgerStruct, frozen=True):
     """Why records died."""
 
     group: str
@@ -59,18 +60,86 @@ class Death(NamedTuple):
     error: str
 
 
-class Owed(NamedTuple):
-    """[start, end) of one lane are owed to a target."""
+class CopyRow(LedgerStruct, frozen=True):
+    """[start, end) of one lane are to be copied: dead records, or letters that are redriven."""
 
     start: int
     end: int
     lane: int
-    letter: Death | None
+    death: Death | None
+    """None for a redrive."""
+
+
+class CopiesAdded(LedgerStruct, tag=1, frozen=True):
+    """Rows are added to a stream."""
+
+    topic: str
+    partition: int
+    rows: tuple[CopyRow, ...]
+
+
+class CopyBatch(LedgerStruct, tag=2, frozen=True):
+    """The next `count` records of a stream get their numbers."""
+
+    topic: str
+    partition: int
+    count: Count
+    epoch: int
+    sequence: int
+
+
+class CopiesDone(LedgerStruct, tag=3, frozen=True):
+    """The first records of a stream need nothing more."""
+
+    topic: str
+    partition: int
+    count: Count
+
+
+class CopiesDropped(LedgerStruct, tag=4, frozen=True):
+    """A stream forgets all its rows."""
+
+    topic: str
+    partition: int
+
+
+class CopyProducer(LedgerStruct, tag=5, frozen=True):
+    """The producer id of all copies."""
+
+    producer_id: int
+
+
+class CopiesParked(LedgerStruct, tag=6, frozen=True):
+    """The target refuses the first records of a stream for good."""
+
+    topic: str
+    partition: int
+    count: Count
+    why: str
+
+
+class CopiesUnparked(LedgerStruct, tag=7, frozen=True):
+    """Parked rows go to the end of their stream."""
+
+    topic: str
+    partition: int
+
+
+CopyEntry = (
+    CopiesAdded
+    | CopyBatch
+    | CopiesDone
+    | CopiesDropped
+    | CopyProducer
+    | CopiesParked
+    | CopiesUnparked
+)
+_decode = stored_decoder(Decoder[CopyEntry](CopyEntry), "entry about copies")
 
 
 @dataclass(slots=True)
-class Open:
-    """A batch on its way: of so many records, numbered from `sequence`."""
+class OpenBatch:
+    """A batch of `count` records that is being sent, numbered from `sequence`."""
 
     count: int
     epoch: int
@@ -78,165 +147,127 @@ class Open:
 
 
 @dataclass(slots=True)
-class Stream:
+class CopyStream:
     """The copies for one target partition."""
 
     target: Target
-    rows: deque[Owed] = field(default_factory=deque)
+    rows: deque[CopyRow] = field(default_factory=deque)
     epoch: int = 0
     sequence: int = 0
-    open: Open | None = None
-    parked: list[tuple[Owed, str]] = field(default_factory=list)
-    """What the target refuses, and why; not in `rows`."""
-    owed: int = 0
+    open: OpenBatch | None = None
+    parked: list[tuple[CopyRow, str]] = field(default_factory=list)
+    """Rows that the target refuses, and why; they are not in `rows`."""
+    pending: int = 0
     """Records in `rows`."""
-    given: int = 0
-    """Records that ever left `rows`, since this leader began: who waits for theirs looks here."""
+    finished: int = 0
+    """Records that left `rows` since this leader began."""
 
-    def first(self, count: int) -> list[Owed]:
+    def add(self, row: CopyRow) -> None:
+        self.rows.append(row)
+        self.pending += row.end - row.start
+
+    def first(self, count: int) -> list[CopyRow]:
         """The rows of the next `count` records, the last one cut."""
-        found: list[Owed] = []
+        found: list[CopyRow] = []
         for row in self.rows:
             if count <= 0:
                 break
             end = min(row.end, row.start + count)
-            found.append(row._replace(end=end))
+            found.append(CopyRow(row.start, end, row.lane, row.death))
             count -= end - row.start
         return found
 
-
-class CopyLedger:
-    """See the module's docstring. Changed by `apply` only, live and in the replay."""
-
-    def __init__(self) -> None:
-        self.streams: dict[Target, Stream] = {}
-        self.producer_id = NO_PRODUCER
-
-    def apply(self, entry: Sequence[Any]) -> None:
-        """Make the change that the entry says."""
-        kind = entry[0]
-        if kind == PRODUCER:
-            self.producer_id = int(entry[1])
-            return
-        stream = self._stream((str(entry[1]), int(entry[2])))
-        if kind == OWED:
-            for start, end, lane, letter in entry[3]:
-                stream.rows.append(Owed(start, end, lane, letter and Death(*letter)))
-                stream.owed += end - start
-        elif kind == BATCH:
-            count, epoch, sequence = entry[3:6]
-            stream.open = Open(count, epoch, sequence) if count else None
-            stream.epoch, stream.sequence = epoch, (sequence + count) & _SEQUENCE_MASK
-        elif kind == DONE:
-            self._give(stream, int(entry[3]))
-        elif kind == DROPPED:
-            self._give(stream, stream.owed)
-        elif kind == PARKED:
-            stream.parked += [(row, str(entry[4])) for row in stream.first(int(entry[3]))]
-            self._give(stream, int(entry[3]))
-        elif kind == UNPARKED:
-            for row, _ in stream.parked:
-                stream.rows.append(row)
-                stream.owed += row.end - row.start
-            stream.parked = []
-        else:
-            raise CorruptFile(f"transfers have an unknown entry {kind!r}")
-
-    def _give(self, stream: Stream, count: int) -> None:
-        stream.open = None
-        count = min(count, stream.owed)
-        stream.owed -= count
-        stream.given += count
+    def remove(self, count: int) -> None:
+        """Remove the first `count` records; the open batch ends with them."""
+        self.open = None
+        count = min(count, self.pending)
+        self.pending -= count
+        self.finished += count
         while count:
-            row = stream.rows.popleft()
+            row = self.rows.popleft()
             size = row.end - row.start
             if size > count:
-                stream.rows.appendleft(row._replace(start=row.start + count))
+                self.rows.appendleft(CopyRow(row.start + count, row.end, row.lane, row.death))
                 break
             count -= size
 
-    def _stream(self, target: Target) -> Stream:
-        found = self.streams.get(target)
-        if found is None:
-            found = self.streams[target] = Stream(target)
-        return found
-
-    def stream(self, target: Target) -> Stream:
-        return self._stream(target)
-
     # Entries
 
-    @staticmethod
-    def owed(target: Target, rows: Iterable[Owed]) -> list[Any]:
-        return [OWED, *target, [tuple(row) for row in rows]]
+    def next_batch(self, count: int) -> CopyBatch:
+        """Number the next records."""
+        assert self.open is None, self
+        return CopyBatch(*self.target, count, self.epoch, self.sequence)
 
-    @staticmethod
-    def batch(stream: Stream, count: int) -> list[Any]:
-        """Give numbers to the next records of a stream."""
-        assert stream.open is None, stream
-        return [BATCH, *stream.target, count, stream.epoch, stream.sequence]
+    def renumbered(self, epoch: int) -> CopyBatch:
+        """Number the open batch from 0 in a new epoch."""
+        assert self.open is not None, self
+        return CopyBatch(*self.target, self.open.count, epoch, 0)
 
-    @staticmethod
-    def renumbered(stream: Stream, epoch: int) -> list[Any]:
-        """The open batch begins a new epoch."""
-        assert stream.open is not None, stream
-        return [BATCH, *stream.target, stream.open.count, epoch, 0]
+    def shortened(self, count: int) -> CopyBatch:
+        """The open batch was refused: keep its numbers for fewer records, or for none."""
+        assert self.open is not None, self
+        return CopyBatch(*self.target, count, self.open.epoch, self.open.sequence)
 
-    @staticmethod
-    def shortened(stream: Stream, count: int) -> list[Any]:
-        """The open batch was refused: fewer records have its numbers, or none."""
-        assert stream.open is not None, stream
-        return [BATCH, *stream.target, count, stream.open.epoch, stream.open.sequence]
 
-    @staticmethod
-    def refused(stream: Stream, count: int, why: str) -> list[Any]:
-        return [PARKED, *stream.target, count, why]
+class CopyLedger:
+    """All streams of a partition. Only `apply` changes them, live and in the replay."""
 
-    @staticmethod
-    def unparked(stream: Stream) -> list[Any]:
-        return [UNPARKED, *stream.target]
+    def __init__(self) -> None:
+        self.streams: dict[Target, CopyStream] = {}
+        self.producer_id = NO_PRODUCER
 
-    @staticmethod
-    def done(stream: Stream, count: int) -> list[Any]:
-        return [DONE, *stream.target, count]
+    def apply(self, entry: CopyEntry) -> None:
+        """Make the change that the entry describes."""
+        if isinstance(entry, CopyProducer):
+            self.producer_id = entry.producer_id
+            return
+        stream = self.stream((entry.topic, entry.partition))
+        if isinstance(entry, CopiesAdded):
+            for row in entry.rows:
+                stream.add(row)
+        elif isinstance(entry, CopyBatch):
+            count, epoch, sequence = entry.count, entry.epoch, entry.sequence
+            stream.open = OpenBatch(count, epoch, sequence) if count else None
+            stream.epoch, stream.sequence = epoch, (sequence + count) & _SEQUENCE_MASK
+        elif isinstance(entry, CopiesDone):
+            stream.remove(entry.count)
+        elif isinstance(entry, CopiesDropped):
+            stream.remove(stream.pending)
+        elif isinstance(entry, CopiesParked):
+            stream.parked += [(row, entry.why) for row in stream.first(entry.count)]
+            stream.remove(entry.count)
+        else:
+            for row, _ in stream.parked:
+                stream.add(row)
+            stream.parked = []
 
-    @staticmethod
-    def dropped(stream: Stream) -> list[Any]:
-        return [DROPPED, *stream.target]
+    def stream(self, target: Target) -> CopyStream:
+        found = self.streams.get(target)
+        if found is None:
+            found = self.streams[target] = CopyStream(target)
+        return found
 
-    @staticmethod
-    def producer(producer_id: int) -> list[Any]:
-        return [PRODUCER, producer_id]
-
-    # The chapter
+    # The section of the ledger
 
     def replay(self, content: bytes) -> None:
-        try:
-            self.apply(msgpack.unpackb(content, use_list=False, strict_map_key=True))
-        except CorruptFile:
-            raise
-        except Exception as error:
-            # msgpack raises several unrelated types on bad input; all of them mean the same here.
-            raise CorruptFile(f"transfers make no sense: {error!r:.100}") from error
+        self.apply(_decode(content))
 
     def snapshot(self) -> Iterator[bytes]:
+        return map(encode_stored, self._snapshot())
+
+    def _snapshot(self) -> Iterator[CopyEntry]:
         if self.producer_id != NO_PRODUCER:
-            yield pack(self.producer(self.producer_id))
+            yield CopyProducer(self.producer_id)
         for stream in self.streams.values():
+            target = stream.target
             for row, why in stream.parked:
-                yield pack(self.owed(stream.target, [row]))
-                yield pack(self.refused(stream, row.end - row.start, why))
-            # The rows first: a batch is of rows that are there.
-            rows = list(stream.rows)
+                yield CopiesAdded(*target, (row,))
+                yield CopiesParked(*target, row.end - row.start, why)
+            # The rows first: a batch consists of rows that are there.
+            rows = tuple(stream.rows)
             for start in range(0, len(rows), SNAPSHOT_ROWS):
-                yield pack(self.owed(stream.target, rows[start : start + SNAPSHOT_ROWS]))
+                yield CopiesAdded(*target, rows[start : start + SNAPSHOT_ROWS])
             if stream.open is not None:
-                sent = stream.open
-                yield pack([BATCH, *stream.target, sent.count, sent.epoch, sent.sequence])
+                yield stream.shortened(stream.open.count)
             elif stream.epoch or stream.sequence:
-                yield pack([BATCH, *stream.target, 0, stream.epoch, stream.sequence])
-
-
-def pack(entry: Sequence[Any]) -> bytes:
-    packed: bytes = msgpack.packb(entry)
-    return packed
+                yield CopyBatch(*target, 0, stream.epoch, stream.sequence)

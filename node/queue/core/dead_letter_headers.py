@@ -40,18 +40,18 @@ class LetterFilter:
         )
 
 
-def dead_headers(record: BatchRecord, letter: Death, source: Target) -> Headers:
+def dead_headers(record: BatchRecord, death: Death, source: Target) -> Headers:
     """The headers of the copy of a record that died."""
     facts = {
-        "reason": letter.reason,
+        "reason": death.reason,
         "topic": source[0],
         "partition": str(source[1]),
         "offset": str(record.offset),
-        "group": letter.group,
-        "attempts": str(letter.attempt),
-        "first-delivery": str(int(letter.first * 1000)),
-        "last-delivery": str(int(letter.last * 1000)),
-        "error": letter.error,
+        "group": death.group,
+        "attempts": str(death.attempt),
+        "first-delivery": str(int(death.first * 1000)),
+        "last-delivery": str(int(death.last * 1000)),
+        "error": death.error,
     }
     added = {PREFIX + name: _cut(fact) for name, fact in facts.items()}
     return _fit(record.headers, added)

@@ -7,58 +7,59 @@ Each offset at or above the settled prefix is in exactly one state:
     waiting  to be delivered again from some time on
     settled
 
-    fresh -> leased              GRANTED, fresh
-    waiting -> leased            GRANTED, not fresh
-    leased -> settled            SETTLED
-    leased -> waiting            RETURNED
-    any -> settled               SETTLED with nonce 0
-    any -> fresh or settled      RESET, CREATED
-    any -> fresh                 CLIPPED, at or above the new end
-    none                         EXTENDED, PAUSED, CLOCK
+    fresh -> leased              GrantedEntry, fresh
+    waiting -> leased            GrantedEntry, not fresh
+    leased -> settled            SettledEntry
+    leased -> waiting            ReturnedEntry
+    any -> settled               SettledEntry with nonce 0
+    any -> fresh or settled      ResetEntry, CreatedEntry
+    any -> fresh                 ClippedEntry, at or above the new end
+    none                         ExtendedEntry, PausedEntry, ClockEntry
 
-apply() is deterministic and the only door for change, except that a lease is taken at once and
-its GRANTED entry is stored afterwards. What an entry says of a lease that is gone is ignored.
-It decides nothing: see group.
+apply() is deterministic. Nothing else changes the state, with one exception: GroupDelivery.lease()
+takes records at once and its GrantedEntry is stored afterwards. apply() ignores what an entry says
+about a lease that is gone. This module decides nothing; GroupDelivery does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from raftq.client.common.errors import CorruptFile
 from raftq.node.queue.core.entries import (
     ACKED,
-    CLIPPED,
-    CLOCK,
-    CREATED,
     DEAD,
-    DELETED,
     EXPIRED,
-    EXTENDED,
-    FOR_ALL_GROUPS,
-    GRANTED,
     LEASE_EXPIRED,
     NACKED,
-    OFFSET_MAX,
-    PAUSED,
     POSTPONED,
     RELEASED,
-    RESET,
-    RETURNED,
-    SETTLED,
     SKIPPED,
-    SNAPSHOT,
+    ClippedEntry,
+    ClockEntry,
+    CreatedEntry,
+    DeletedEntry,
     Entry,
+    ExtendedEntry,
+    GrantedEntry,
+    GroupSnapshot,
+    LeaseRow,
+    PausedEntry,
+    ResetEntry,
+    ReturnedEntry,
+    SettledEntry,
+    SnapshotEntry,
+    WaitRow,
 )
 from raftq.node.queue.core.lanes import LANES, LaneIndex
 from raftq.node.queue.core.leases import DeliveryLease, LeaseTable
-from raftq.node.queue.core.settled_offsets import SettledOffsets
+from raftq.node.queue.core.settled_offsets import OFFSET_MAX, SettledOffsets
 from raftq.node.queue.core.waiting_records import Wait, WaitingRecords
 
 
 @dataclass(slots=True)
 class Counters:
-    """How many records met which fate since the group was created."""
+    """Counts of records since the group was created."""
 
     acked: int = 0
     nacked: int = 0
@@ -96,25 +97,11 @@ class DeliveryState:
         self.paused = False
         self.deleted = False
         self.counters = Counters()
-        self._apply_by_kind: dict[int, Callable[[Entry], None]] = {
-            GRANTED: self._apply_granted,
-            SETTLED: self._apply_settled,
-            RETURNED: self._apply_returned,
-            EXTENDED: self._apply_extended,
-            RESET: self._apply_reset,
-            PAUSED: self._apply_paused,
-            CREATED: self._apply_created,
-            DELETED: self._apply_deleted,
-            CLIPPED: self._apply_clipped,
-            SNAPSHOT: self._apply_snapshot,
-            CLOCK: self._apply_clock,
-        }
 
     def apply(self, entry: Entry) -> None:
-        """Make the change that the entry says. CorruptFile when it cannot follow this state."""
-        group = entry[1]
-        assert group == self.group or (group is None and entry[0] in FOR_ALL_GROUPS), entry
-        self._apply_by_kind[entry[0]](entry)
+        """Make the change that the entry describes. CorruptFile if it cannot follow this state."""
+        assert entry.group is None or entry.group == self.group, entry
+        _APPLY[type(entry)](self, entry)
 
     @property
     def in_flight(self) -> int:
@@ -139,28 +126,37 @@ class DeliveryState:
             f"counters={','.join(map(str, self.counters.to_row()))}{flags}"
         )
 
-    def snapshot(self) -> Entry:
+    def snapshot(self) -> SnapshotEntry:
         """The whole state as one entry; equal states have equal snapshots.
 
-        Dying records are in it as leased: whether their dead letter got safe, the ledger says.
+        Dying records are in it as leased: a SettledEntry follows when their dead letter is safe.
         """
         leases = sorted(self.leases, key=lambda lease: lease.nonce)
-        state = (
-            _tuples(self.settled.dump()),
-            tuple(self.cursors),
+        return self._snapshot(self.cursors, self.waiting.rows(), [_lease_row(x) for x in leases])
+
+    def settled_snapshot(self) -> SnapshotEntry:
+        """The state after a damaged ledger: whatever is not settled is fresh again."""
+        return self._snapshot([self.settled.prefix] * LANES, (), ())
+
+    def _snapshot(
+        self, cursors: Sequence[int], waiting: Sequence[WaitRow], leases: Sequence[LeaseRow]
+    ) -> SnapshotEntry:
+        state = GroupSnapshot(
+            self.settled.dump(),
+            tuple(cursors),
             self.paused,
             self.counters.to_row(),
-            tuple(self.waiting.rows()),
-            tuple(_lease_row(lease) for lease in leases),
+            tuple(waiting),
+            tuple(leases),
         )
-        return (SNAPSHOT, self.group, state)
+        return SnapshotEntry(self.group, state)
 
-    def _apply_granted(self, entry: Entry) -> None:
-        _, _, now, holder, rows = entry
-        for lane, start, end, attempt, nonce, deadline, first, fresh in rows:
-            if nonce in self.leases:
+    def _apply_granted(self, entry: GrantedEntry) -> None:
+        for row in entry.rows:
+            lane, start, end = row.lane, row.start, row.end
+            if row.nonce in self.leases:
                 raise CorruptFile(f"{self.group}: nonce of [{start}, {end}) was granted twice")
-            if fresh:
+            if row.fresh:
                 if start < self.cursors[lane]:
                     raise CorruptFile(f"{self.group}: [{start}, {end}) was granted as fresh twice")
                 self.cursors[lane] = end
@@ -169,14 +165,16 @@ class DeliveryState:
             else:
                 raise CorruptFile(f"{self.group}: [{start}, {end}) was granted but did not wait")
             self.leases.add(
-                DeliveryLease(nonce, holder, lane, start, end, attempt, first, now, deadline)
+                DeliveryLease(
+                    *(row.nonce, entry.holder, lane, start, end, row.attempt),
+                    *(row.first, entry.now, row.deadline),
+                )
             )
 
-    def _apply_settled(self, entry: Entry) -> None:
-        _, _, how, rows = entry
+    def _apply_settled(self, entry: SettledEntry) -> None:
         count = 0
         leases = self.leases
-        for nonce, start, end in rows:
+        for nonce, start, end in entry.rows:
             if nonce == 0:
                 count += self._settle_anyway(start, end)
                 continue
@@ -186,7 +184,7 @@ class DeliveryState:
             for run_start, run_end in leases.remove(lease, start, end):
                 self.settled.add(run_start, run_end)
                 count += run_end - run_start
-        name = _SETTLED_COUNTER[how]
+        name = _SETTLED_COUNTER[entry.how]
         setattr(self.counters, name, getattr(self.counters, name) + count)
 
     def _settle_anyway(self, start: int, end: int) -> int:
@@ -195,89 +193,90 @@ class DeliveryState:
             self.leases.remove(lease, start, end)
         self.waiting.cut(start, end)
         self.settled.add(start, end)
-        # Lanes without records down there would otherwise be searched from there for ever.
+        # Otherwise lanes without records down there would be searched from there for ever.
         self.cursors = [max(cursor, self.settled.prefix) for cursor in self.cursors]
         return count
 
-    def _apply_returned(self, entry: Entry) -> None:
-        _, _, how, rows = entry
+    def _apply_returned(self, entry: ReturnedEntry) -> None:
         count = 0
-        for nonce, start, end, attempt, due in rows:
-            lease = self.leases.get(nonce)
+        for row in entry.rows:
+            lease = self.leases.get(row.nonce)
             if lease is None:
                 continue
-            for run_start, run_end in self.leases.remove(lease, start, end):
-                self.waiting.add(Wait(lease.lane, run_start, run_end, attempt, due, lease.first))
-                count += run_end - run_start
-        name = _RETURNED_COUNTER[how]
+            for start, end in self.leases.remove(lease, row.start, row.end):
+                self.waiting.add(Wait(lease.lane, start, end, row.attempt, row.due, lease.first))
+                count += end - start
+        name = _RETURNED_COUNTER[entry.how]
         setattr(self.counters, name, getattr(self.counters, name) + count)
 
-    def _apply_extended(self, entry: Entry) -> None:
-        for nonce, start, end, deadline in entry[2]:
-            lease = self.leases.get(nonce)
+    def _apply_extended(self, entry: ExtendedEntry) -> None:
+        for row in entry.rows:
+            lease = self.leases.get(row.nonce)
             if lease is not None:
-                self.leases.extend(lease, start, end, deadline)
+                self.leases.extend(lease, row.start, row.end, row.deadline)
 
-    def _apply_reset(self, entry: Entry) -> None:
-        start_offset = entry[2]
+    def _apply_reset(self, entry: ResetEntry) -> None:
+        self._begin(entry.start_offset)
+
+    def _begin(self, start_offset: int) -> None:
         self.settled = SettledOffsets(start_offset)
         self.leases = LeaseTable()
         self.waiting = WaitingRecords()
         self.cursors = [start_offset] * LANES
 
-    def _apply_paused(self, entry: Entry) -> None:
-        self.paused = entry[2]
+    def _apply_paused(self, entry: PausedEntry) -> None:
+        self.paused = entry.paused
 
-    def _apply_created(self, entry: Entry) -> None:
-        self._apply_reset(entry)
+    def _apply_created(self, entry: CreatedEntry) -> None:
+        self._begin(entry.start_offset)
         self.counters = Counters()
         self.paused = self.deleted = False
 
-    def _apply_deleted(self, entry: Entry) -> None:
-        self._apply_reset((RESET, self.group, self.settled.prefix))
+    def _apply_deleted(self, entry: DeletedEntry) -> None:
+        self._begin(self.settled.prefix)
         self.deleted = True
 
-    def _apply_clipped(self, entry: Entry) -> None:
-        end_offset = entry[2]
+    def _apply_clipped(self, entry: ClippedEntry) -> None:
+        end_offset = entry.end_offset
         self.settled.truncate(end_offset)
         for lease in [each for each in self.leases if each.end > end_offset]:
             self.leases.remove(lease, end_offset, lease.end)
         self.waiting.cut(end_offset, OFFSET_MAX)
         self.cursors = [min(cursor, end_offset) for cursor in self.cursors]
 
-    def _apply_clock(self, entry: Entry) -> None:
-        shift = entry[3]
-        if shift:
-            self.leases.shift(shift)
-            self.waiting.shift(shift)
+    def _apply_clock(self, entry: ClockEntry) -> None:
+        if entry.shift:
+            self.leases.shift(entry.shift)
+            self.waiting.shift(entry.shift)
 
-    def _apply_snapshot(self, entry: Entry) -> None:
-        dumped, cursors, paused, counters, waiting_rows, lease_rows = entry[2]
+    def _apply_snapshot(self, entry: SnapshotEntry) -> None:
+        state = entry.state
         # Everything is built and checked before anything is replaced.
-        settled = SettledOffsets.load(dumped)
+        settled = SettledOffsets.load(state.settled)
         waiting = WaitingRecords()
         leases = LeaseTable()
         ranges: list[tuple[int, int, int]] = []
-        for row in lease_rows:
-            ranges += [(start, end, row[2]) for start, end in _load_lease(leases, row)]
-        ranges += [(start, end, lane) for lane, start, end, *_ in waiting_rows]
+        for row in state.leases:
+            _load_lease(leases, row)
+            ranges += [(start, end, row.lane) for start, end in row.runs]
+        ranges += [(wait.start, wait.end, wait.lane) for wait in state.waiting]
         ranges.sort()
         at = 0
         for start, end, lane in ranges:
             if start < at or settled.holes(start, end) != [(start, end)]:
                 raise CorruptFile(f"snapshot of {self.group}: [{start}, {end}) is there twice")
-            if end > cursors[lane]:
+            if end > state.cursors[lane]:
                 raise CorruptFile(f"snapshot of {self.group}: [{start}, {end}) is also fresh")
             at = end
-        for row in waiting_rows:
-            waiting.add(Wait(*row))
+        for wait in state.waiting:
+            waiting.add(Wait(wait.lane, wait.start, wait.end, wait.attempt, wait.due, wait.first))
         self.settled = settled
         self.waiting = waiting
         self.leases = leases
-        self.cursors = list(cursors)
-        self.paused = paused
+        self.cursors = list(state.cursors)
+        self.paused = state.paused
         self.deleted = False
-        self.counters = Counters(*counters)
+        self.counters = Counters(*state.counters)
 
     def check_invariants(self) -> None:
         """Compare all counts and states with a walk over every record; for tests."""
@@ -325,15 +324,25 @@ def _note(seen: dict[int, int], lane: int, runs: list[tuple[int, int]]) -> None:
             seen[offset] = lane
 
 
-def _tuples(value: Any) -> Any:
-    """Lists as tuples, all the way down, as unpack() gives them."""
-    return tuple(_tuples(each) for each in value) if isinstance(value, list) else value
+_APPLY: dict[type[Entry], Callable[[DeliveryState, Any], None]] = {
+    GrantedEntry: DeliveryState._apply_granted,
+    SettledEntry: DeliveryState._apply_settled,
+    ReturnedEntry: DeliveryState._apply_returned,
+    ExtendedEntry: DeliveryState._apply_extended,
+    ResetEntry: DeliveryState._apply_reset,
+    PausedEntry: DeliveryState._apply_paused,
+    CreatedEntry: DeliveryState._apply_created,
+    DeletedEntry: DeliveryState._apply_deleted,
+    ClippedEntry: DeliveryState._apply_clipped,
+    SnapshotEntry: DeliveryState._apply_snapshot,
+    ClockEntry: DeliveryState._apply_clock,
+}
 
 
-def _lease_row(lease: DeliveryLease) -> tuple[Any, ...]:
+def _lease_row(lease: DeliveryLease) -> LeaseRow:
     runs = lease.runs(lease.start, lease.end, dying_too=True)
     deadline, deadline_rows = lease.deadline_rows()
-    return (
+    return LeaseRow(
         lease.nonce,
         lease.holder,
         lease.lane,
@@ -348,22 +357,24 @@ def _lease_row(lease: DeliveryLease) -> tuple[Any, ...]:
     )
 
 
-def _load_lease(leases: LeaseTable, row: tuple[Any, ...]) -> list[tuple[int, int]]:
-    """Add the lease of a snapshot row; gives the runs of records it still has."""
-    lease = DeliveryLease(*row[:9])
+def _load_lease(leases: LeaseTable, row: LeaseRow) -> None:
+    """Add the lease of a snapshot row, with the records that are left in it."""
+    lease = DeliveryLease(
+        *(row.nonce, row.holder, row.lane, row.start, row.end, row.attempt),
+        *(row.first, row.granted, row.deadline),
+    )
+    what = f"snapshot: lease of [{lease.start}, {lease.end})"
     if lease.nonce in leases:
-        raise CorruptFile(f"snapshot: lease of [{lease.start}, {lease.end}) is there twice")
+        raise CorruptFile(f"{what} is there twice")
     leases.add(lease)
     at = lease.start
-    runs = list(row[9])
-    for start, end in runs:
+    for start, end in row.runs:
         if not at <= start < end <= lease.end:
-            raise CorruptFile(f"snapshot: lease of [{lease.start}, {lease.end}) has {start}")
+            raise CorruptFile(f"{what} has {start}")
         leases.remove(lease, at, start)
         at = end
-    if not runs:
-        raise CorruptFile(f"snapshot: lease of [{lease.start}, {lease.end}) is empty")
+    if not row.runs:
+        raise CorruptFile(f"{what} is empty")
     leases.remove(lease, at, lease.end)
-    for start, end, deadline in row[10]:
+    for start, end, deadline in row.deadlines:
         leases.extend(lease, start, end, deadline)
-    return runs

@@ -1,69 +1,28 @@
-"""Core: the entries of the ledger, and their bytes.
+"""Core: the entries of a ledger about deliveries, and their bytes.
 
-A group's delivery state is what its entries add up to. An entry is a tuple of a kind, the
-group's name, and:
+A group's delivery state is the sum of its entries. An entry is a msgpack list: a number for its
+kind (the `tag` of its class), the group's name, and the fields of the class in order. Two kinds
+concern all groups and have nil for the name.
 
-    GRANTED   now, holder, rows (lane, start, end, attempt, nonce, deadline, first, fresh)
-              records were leased; fresh ones move their lane's cursor, others stop waiting
-    SETTLED   how, rows (nonce, start, end)
-              records are done; nonce 0 means whoever has them
-    RETURNED  how, rows (nonce, start, end, attempt, due)
-              leased records wait until `due`, with `attempt` attempts spent
-    EXTENDED  rows (nonce, start, end, deadline)
-              leases end later (or earlier)
-    RESET     start_offset: everything from there on is fresh, everything below is settled
-    PAUSED    true or false: whether new leases are refused
-    CREATED   start_offset: the group begins there
-    DELETED   the group is no more
-    CLIPPED   end_offset, with no group name, for every group: the data log ends there now
-    SNAPSHOT  state: replaces everything before it
-    CLOCK     now, shift, with no group name, for every group: the writer's clock says `now`; what
-              ends or is due, is so `shift` seconds later than was said before
+Deadlines, due times and `now` are times of the writer's clock. The clock of the next writer may
+differ, so it begins with a ClockEntry whose shift moves all times to its own clock.
 
-Deadlines, due times and `now` are times of the writer's clock. Another writer's clock may say
-something else, so it begins with a CLOCK whose shift takes all of them to its own.
+A row changes only records that are still in the lease it names. So an entry that is decided twice,
+or that another entry overtakes, does nothing the second time.
 
-A row speaks only of records that are still in the lease it names: an entry decided twice, or
-overtaken by another, does nothing the second time. unpack() believes no byte: whatever is not
-exactly such a list raises CorruptFile.
+unpack() trusts no byte: it raises CorruptFile for anything that pack() does not write.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from collections.abc import Iterable
+from typing import Annotated
 
-import msgpack
+from msgspec import Meta, Struct
+from msgspec.msgpack import Decoder
 
 from raftq.client.common.errors import CorruptFile
+from raftq.node.queue.core.codec import encode_stored, stored_decoder
 from raftq.node.queue.core.lanes import LANES
-
-Entry = tuple[Any, ...]
-
-GRANTED = 1
-SETTLED = 2
-RETURNED = 3
-EXTENDED = 4
-RESET = 5
-PAUSED = 6
-CREATED = 7
-DELETED = 8
-CLIPPED = 9
-SNAPSHOT = 10
-CLOCK = 11
-
-KIND_NAMES = {
-    GRANTED: "granted",
-    SETTLED: "settled",
-    RETURNED: "returned",
-    EXTENDED: "extended",
-    RESET: "reset",
-    PAUSED: "paused",
-    CREATED: "created",
-    DELETED: "deleted",
-    CLIPPED: "clipped",
-    SNAPSHOT: "snapshot",
-    CLOCK: "clock",
-}
-FOR_ALL_GROUPS = (CLIPPED, CLOCK)
+from raftq.node.queue.core.settled_offsets import OFFSET_MAX, SettledDump
 
 # How records were settled.
 ACKED = 0
@@ -77,214 +36,249 @@ POSTPONED = 1
 LEASE_EXPIRED = 2
 RELEASED = 3
 
-OFFSET_MAX = (1 << 63) - 1
 ATTEMPT_MAX = (1 << 31) - 1
 NAME_MAX = 4096
-# One row speaks of at most this many records; a longer range is written as several rows.
+# One row covers at most this many records; a longer range is written as several rows.
 RANGE_MAX = 1 << 32
-# One lease covers at most this many, because it may come to need a byte for each.
+# One lease covers at most this many, because it may need a byte for each.
 LEASE_MAX = 1 << 24
 COUNTERS = 9
 
+Offset = Annotated[int, Meta(ge=0, le=OFFSET_MAX)]
+Nonce = Annotated[int, Meta(ge=1, le=OFFSET_MAX)]
+Time = Annotated[float, Meta(ge=-float(OFFSET_MAX), le=float(OFFSET_MAX))]
+Attempt = Annotated[int, Meta(ge=0, le=ATTEMPT_MAX)]
+AttemptMade = Annotated[int, Meta(ge=1, le=ATTEMPT_MAX)]
+Lane = Annotated[int, Meta(ge=0, lt=LANES)]
+Name = Annotated[str, Meta(max_length=NAME_MAX)]
+Reason = Annotated[int, Meta(ge=0, le=3)]
 
-def created(group: str, start_offset: int) -> Entry:
-    return (CREATED, group, start_offset)
+Row = tuple[Offset, Offset, Offset]
+"""(nonce, start, end): records and the receipt that claims them. Nonce 0 stands for any lease."""
 
 
-def deleted(group: str) -> Entry:
-    return (DELETED, group)
+class LedgerStruct(
+    Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True, tag=None
+):
+    """Base of entries and rows: a list of fields. They form no cycles, so gc ignores them."""
 
 
-def clipped(end_offset: int) -> Entry:
-    return (CLIPPED, None, end_offset)
+class LedgerEntry(LedgerStruct, frozen=True):
+    """Base of entries."""
+
+    def check(self) -> None:
+        """Raise CorruptFile if fields that are valid alone do not fit together."""
 
 
-def clock(now: float, shift: float = 0.0) -> Entry:
-    return (CLOCK, None, now, shift)
+class GrantRow(LedgerStruct, frozen=True):
+    """[start, end) is leased. Fresh records move the lane's cursor; others stop waiting."""
+
+    lane: Lane
+    start: Offset
+    end: Offset
+    attempt: AttemptMade
+    nonce: Nonce
+    deadline: Time
+    first: Time
+    fresh: bool
+
+
+class GrantedEntry(LedgerEntry, tag=1, frozen=True):
+    """A holder leased records at `now`."""
+
+    group: Name
+    now: Time
+    holder: Name
+    rows: tuple[GrantRow, ...]
+
+    def check(self) -> None:
+        for row in self.rows:
+            _check_range(row.start, row.end, LEASE_MAX)
+
+
+class SettledEntry(LedgerEntry, tag=2, frozen=True):
+    """Records are done: acked, dead, expired or skipped."""
+
+    group: Name
+    how: Reason
+    rows: tuple[Row, ...]
+
+    def check(self) -> None:
+        for _, start, end in self.rows:
+            _check_range(start, end)
+
+
+class ReturnRow(LedgerStruct, frozen=True):
+    """Leased records wait until `due`, with `attempt` attempts spent."""
+
+    nonce: Nonce
+    start: Offset
+    end: Offset
+    attempt: Attempt
+    due: Time
+
+
+class ReturnedEntry(LedgerEntry, tag=3, frozen=True):
+    """Leased records go back to waiting."""
+
+    group: Name
+    how: Reason
+    rows: tuple[ReturnRow, ...]
+
+    def check(self) -> None:
+        for row in self.rows:
+            _check_range(row.start, row.end)
+
+
+class ExtendRow(LedgerStruct, frozen=True):
+    """The lease of these records ends at `deadline`."""
+
+    nonce: Nonce
+    start: Offset
+    end: Offset
+    deadline: Time
+
+
+class ExtendedEntry(LedgerEntry, tag=4, frozen=True):
+    """Leases end later, or earlier."""
+
+    group: Name
+    rows: tuple[ExtendRow, ...]
+
+    def check(self) -> None:
+        for row in self.rows:
+            _check_range(row.start, row.end)
+
+
+class ResetEntry(LedgerEntry, tag=5, frozen=True):
+    """Everything from `start_offset` on is fresh, everything below is settled."""
+
+    group: Name
+    start_offset: Offset
+
+
+class PausedEntry(LedgerEntry, tag=6, frozen=True):
+    """The group refuses new leases, or grants them again."""
+
+    group: Name
+    paused: bool
+
+
+class CreatedEntry(LedgerEntry, tag=7, frozen=True):
+    """A new group begins at `start_offset`."""
+
+    group: Name
+    start_offset: Offset
+
+
+class DeletedEntry(LedgerEntry, tag=8, frozen=True):
+    """The group is gone."""
+
+    group: Name
+
+
+class ClippedEntry(LedgerEntry, tag=9, frozen=True):
+    """The data log now ends at `end_offset`, for every group."""
+
+    group: None
+    end_offset: Offset
+
+
+class WaitRow(LedgerStruct, frozen=True):
+    """Records of one lane wait for their next delivery."""
+
+    lane: Lane
+    start: Offset
+    end: Offset
+    attempt: Attempt
+    due: Time
+    first: Time
+
+
+class LeaseRow(LedgerStruct, frozen=True):
+    """A lease, the runs of records that are left in it, and deadlines that differ from its own."""
+
+    nonce: Nonce
+    holder: Name
+    lane: Lane
+    start: Offset
+    end: Offset
+    attempt: AttemptMade
+    first: Time
+    granted: Time
+    deadline: Time
+    runs: tuple[tuple[Offset, Offset], ...]
+    deadlines: tuple[tuple[Offset, Offset, Time], ...]
+
+
+class GroupSnapshot(LedgerStruct, frozen=True):
+    """The whole delivery state of a group."""
+
+    settled: SettledDump
+    cursors: Annotated[tuple[Offset, ...], Meta(min_length=LANES, max_length=LANES)]
+    paused: bool
+    counters: Annotated[tuple[Offset, ...], Meta(min_length=COUNTERS, max_length=COUNTERS)]
+    waiting: tuple[WaitRow, ...]
+    leases: tuple[LeaseRow, ...]
+
+
+class SnapshotEntry(LedgerEntry, tag=10, frozen=True):
+    """Replaces everything before it."""
+
+    group: Name
+    state: GroupSnapshot
+
+    def check(self) -> None:
+        for wait in self.state.waiting:
+            _check_range(wait.start, wait.end)
+        for lease in self.state.leases:
+            _check_range(lease.start, lease.end, LEASE_MAX)
+            for start, end in lease.runs:
+                _check_range(start, end)
+            for start, end, _ in lease.deadlines:
+                _check_range(start, end)
+
+
+class ClockEntry(LedgerEntry, tag=11, frozen=True):
+    """The writer's clock shows `now`; all deadlines and due times move by `shift` seconds."""
+
+    group: None
+    now: Time
+    shift: Time
+
+
+Entry = (
+    GrantedEntry
+    | SettledEntry
+    | ReturnedEntry
+    | ExtendedEntry
+    | ResetEntry
+    | PausedEntry
+    | CreatedEntry
+    | DeletedEntry
+    | ClippedEntry
+    | SnapshotEntry
+    | ClockEntry
+)
+# Entries that mean the same whatever came before them.
+ABSOLUTE = (ResetEntry, PausedEntry, CreatedEntry)
+
+_decode = stored_decoder(Decoder(list[Entry]), "ledger entries")
 
 
 def pack(entries: Iterable[Entry]) -> bytes:
     """The bytes of some entries, in order."""
-    packed: bytes = msgpack.packb(list(entries), use_bin_type=True)
-    return packed
+    return encode_stored(entries if isinstance(entries, list) else list(entries))
 
 
-def unpack(data: bytes | memoryview) -> list[Entry]:
-    """The entries of pack(); CorruptFile names what is wrong with anything else."""
-    try:
-        entries = msgpack.unpackb(data, use_list=False, raw=False, strict_map_key=True)
-    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
-        raise CorruptFile(f"ledger entries are not msgpack: {error!r:.100}") from error
-    if type(entries) is not tuple:
-        _bad("ledger entries", entries)
+def unpack(data: bytes) -> list[Entry]:
+    """The entries of pack(). Raises CorruptFile for all other bytes."""
+    entries = _decode(data)
     for entry in entries:
-        _check_entry(entry)
-    return list(entries)
+        entry.check()
+    return entries
 
 
-def _bad(what: str, value: object) -> NoReturn:
-    raise CorruptFile(f"bad {what}: {value!r:.60}")
-
-
-def _check_entry(entry: object) -> None:
-    if type(entry) is not tuple or len(entry) < 2:
-        _bad("ledger entry", entry)
-    kind, group = entry[:2]
-    if type(kind) is not int or kind not in _SHAPES:
-        _bad("kind of ledger entry", kind)
-    if kind in FOR_ALL_GROUPS:
-        if group is not None:
-            _bad(f"group in a {KIND_NAMES[kind]} entry", group)
-    elif type(group) is not str or len(group) > NAME_MAX:
-        _bad("group in a ledger entry", group)
-    shape = _SHAPES[kind]
-    if len(entry) != 2 + len(shape):
-        _bad(f"length of a {KIND_NAMES[kind]} entry", len(entry))
-    for check, value in zip(shape, entry[2:], strict=True):
-        check(value)
-
-
-def _offset(value: object) -> None:
-    if type(value) is not int or not 0 <= value <= OFFSET_MAX:
-        _bad("offset or nonce", value)
-
-
-def _nonce(value: object) -> None:
-    if type(value) is not int or not 0 < value <= OFFSET_MAX:
-        _bad("nonce of a lease", value)
-
-
-def _number(value: object) -> None:
-    # The comparison is false for a NaN as well.
-    if type(value) not in (float, int) or not abs(value) <= OFFSET_MAX:  # type: ignore[arg-type]
-        _bad("time", value)
-
-
-def _attempt(value: object) -> None:
-    if type(value) is not int or not 0 <= value <= ATTEMPT_MAX:
-        _bad("attempt", value)
-
-
-def _attempt_made(value: object) -> None:
-    if type(value) is not int or not 1 <= value <= ATTEMPT_MAX:
-        _bad("attempt of a lease", value)
-
-
-def _lane(value: object) -> None:
-    if type(value) is not int or not 0 <= value < LANES:
-        _bad("lane", value)
-
-
-def _flag(value: object) -> None:
-    if type(value) is not bool:
-        _bad("flag", value)
-
-
-def _name(value: object) -> None:
-    if type(value) is not str or len(value) > NAME_MAX:
-        _bad("holder", value)
-
-
-def _how(value: object) -> None:
-    if type(value) is not int or not 0 <= value <= 3:
-        _bad("reason code", value)
-
-
-Check = Callable[[object], None]
-
-
-def _rows(start_at: int, *fields: Check, longest: int = RANGE_MAX) -> Check:
-    """A check for rows of these fields, where [start_at] and the field after it are a range."""
-    width = len(fields)
-
-    def check(value: object) -> None:
-        if type(value) is not tuple:
-            _bad("rows", value)
-        for row in value:
-            if type(row) is not tuple or len(row) != width:
-                _bad("row", row)
-            for field, cell in zip(fields, row, strict=True):
-                field(cell)
-            if not 0 < row[start_at + 1] - row[start_at] <= longest:
-                _bad("range in a row", row)
-
-    return check
-
-
-def _fixed(count: int, field: Check) -> Check:
-    def check(value: object) -> None:
-        if type(value) is not tuple or len(value) != count:
-            _bad("list", value)
-        for cell in value:
-            field(cell)
-
-    return check
-
-
-def _settled(value: object) -> None:
-    # SettledOffsets.load() checks the rest, and is needed anyway to use it.
-    if type(value) is not tuple:
-        _bad("settled offsets", value)
-
-
-def _snapshot(value: object) -> None:
-    if type(value) is not tuple or len(value) != len(_SNAPSHOT):
-        _bad("snapshot", value)
-    for check, part in zip(_SNAPSHOT, value, strict=True):
-        check(part)
-
-
-_SHAPES: dict[int, tuple[Check, ...]] = {
-    GRANTED: (
-        _number,
-        _name,
-        _rows(
-            1,
-            _lane,
-            _offset,
-            _offset,
-            _attempt_made,
-            _nonce,
-            _number,
-            _number,
-            _flag,
-            longest=LEASE_MAX,
-        ),
-    ),
-    SETTLED: (_how, _rows(1, _offset, _offset, _offset)),
-    RETURNED: (_how, _rows(1, _nonce, _offset, _offset, _attempt, _number)),
-    EXTENDED: (_rows(1, _nonce, _offset, _offset, _number),),
-    RESET: (_offset,),
-    PAUSED: (_flag,),
-    CREATED: (_offset,),
-    DELETED: (),
-    CLIPPED: (_offset,),
-    SNAPSHOT: (_snapshot,),
-    CLOCK: (_number, _number),
-}
-
-# settled offsets, cursors, paused, counters, waiting, leases
-_SNAPSHOT: tuple[Check, ...] = (
-    _settled,
-    _fixed(LANES, _offset),
-    _flag,
-    _fixed(COUNTERS, _offset),
-    # lane, start, end, attempt, due, first
-    _rows(1, _lane, _offset, _offset, _attempt, _number, _number),
-    # nonce, holder, lane, start, end, attempt, first, granted, deadline, runs left, deadlines
-    _rows(
-        3,
-        _nonce,
-        _name,
-        _lane,
-        _offset,
-        _offset,
-        _attempt_made,
-        _number,
-        _number,
-        _number,
-        _rows(0, _offset, _offset),
-        _rows(0, _offset, _offset, _number),
-        longest=LEASE_MAX,
-    ),
-)
+def _check_range(start: int, end: int, longest: int = RANGE_MAX) -> None:
+    if not 0 < end - start <= longest:
+        raise CorruptFile(f"bad range in a ledger entry: [{start}, {end})")

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import NoReturn
 
+from msgspec import Struct
+
 from raftq.client.common.errors import (
     AlreadySettled,
     InvalidArgument,
@@ -31,66 +33,58 @@ from raftq.client.common.errors import (
     LeaseForeign,
     LeaseReplaced,
 )
-from raftq.node.queue.core import entries
 from raftq.node.queue.core.config import DeliveryConfig
 from raftq.node.queue.core.delivery_state import DeliveryState
-from raftq.node.queue.core.entries import Entry
+from raftq.node.queue.core.entries import (
+    ACKED,
+    DEAD,
+    EXPIRED,
+    LEASE_EXPIRED,
+    LEASE_MAX,
+    NACKED,
+    POSTPONED,
+    RANGE_MAX,
+    RELEASED,
+    SKIPPED,
+    ClippedEntry,
+    ExtendedEntry,
+    ExtendRow,
+    GrantedEntry,
+    GrantRow,
+    PausedEntry,
+    ResetEntry,
+    ReturnedEntry,
+    ReturnRow,
+    Row,
+    SettledEntry,
+)
 from raftq.node.queue.core.lanes import LANES, DeficitRoundRobin, LaneIndex
 from raftq.node.queue.core.leases import TAG_SHIFT, DeliveryLease, Runs, group_tag
+from raftq.node.queue.core.settled_offsets import OFFSET_MAX
 from raftq.node.queue.core.waiting_records import Wait
 
-__all__ = ["DeliveryConfig", "DyingRecords", "Grant", "GroupDelivery", "Row"]
-
-Row = tuple[int, int, int]
-"""(nonce, start, end): records and the receipt that claims them."""
+__all__ = ["DeliveryConfig", "DyingRecords", "Grant", "GroupDelivery"]
 
 # How many leases one expire() looks at, so that a mass expiry does not stop the world.
 EXPIRE_LEASES_MAX = 4096
 
 
-class Grant:
+class Grant(Struct, gc=False):
     """[start, end) of one lane, leased under one nonce, delivered for the `attempt`-th time."""
 
-    __slots__ = (
-        "attempt",
-        "deadline",
-        "end",
-        "first",
-        "fresh",
-        "lane",
-        "nonce",
-        "start",
-        "undo",
-    )
+    lane: int
+    start: int
+    end: int
+    attempt: int
+    nonce: int
+    deadline: float
+    first: float
+    fresh: bool
+    undo: float
+    """What take_back() restores: the lane's cursor if fresh, else the time when it was due."""
 
-    def __init__(  # noqa: PLR0913 - one value per field of a stored row
-        self,
-        lane: int,
-        start: int,
-        end: int,
-        attempt: int,
-        nonce: int,
-        deadline: float,
-        first: float,
-        fresh: bool,
-        undo: float,
-    ) -> None:
-        self.lane = lane
-        self.start = start
-        self.end = end
-        self.attempt = attempt
-        self.nonce = nonce
-        self.deadline = deadline
-        self.first = first
-        self.fresh = fresh
-        # What take_back() restores: the lane's cursor when fresh, else when it was due.
-        self.undo = undo
-
-    def __repr__(self) -> str:
-        return f"Grant([{self.start}, {self.end}) lane={self.lane} attempt={self.attempt})"
-
-    def to_row(self) -> tuple[int, int, int, int, int, float, float, bool]:
-        return (
+    def to_row(self) -> GrantRow:
+        return GrantRow(
             self.lane,
             self.start,
             self.end,
@@ -149,7 +143,7 @@ class GroupDelivery(DeliveryState):
         if self.paused or self.deleted:
             return []
         held = self.leases.held.get(holder, 0)
-        budget = min(records_max, config.in_flight_max - held, entries.LEASE_MAX)
+        budget = min(records_max, config.in_flight_max - held, LEASE_MAX)
         if config.in_flight_total_max is not None:
             budget = min(budget, config.in_flight_total_max - self.in_flight)
         if budget <= 0:
@@ -226,16 +220,16 @@ class GroupDelivery(DeliveryState):
 
     def _grant_again(self, wait: Wait, now: float, deadline: float, holder: str) -> Grant:
         nonce = self.leases.draw_nonce(self._tag, self._rng)
-        lane, start, end, spent, due, first = wait.to_row()
+        lane, start, end, attempt = wait.lane, wait.start, wait.end, wait.attempt + 1
         self.leases.add(
-            DeliveryLease(nonce, holder, lane, start, end, spent + 1, first, now, deadline)
+            DeliveryLease(nonce, holder, lane, start, end, attempt, wait.first, now, deadline)
         )
         self.counters.redelivered += end - start
-        return Grant(lane, start, end, spent + 1, nonce, deadline, first, False, due)
+        return Grant(lane, start, end, attempt, nonce, deadline, wait.first, False, wait.due)
 
-    def granted_entry(self, grants: Iterable[Grant], now: float, holder: str) -> Entry:
+    def granted_entry(self, grants: Iterable[Grant], now: float, holder: str) -> GrantedEntry:
         """What to store after lease(), with the same `now` and `holder`."""
-        return (entries.GRANTED, self.group, now, holder, tuple(g.to_row() for g in grants))
+        return GrantedEntry(self.group, now, holder, tuple([g.to_row() for g in grants]))
 
     def take_back(self, grants: Sequence[Grant]) -> None:
         """Undo lease(): its entry could not be stored. No attempt is spent."""
@@ -256,7 +250,7 @@ class GroupDelivery(DeliveryState):
 
     # What a holder says about its records
 
-    def ack(self, rows: Iterable[Row], now: float) -> Entry:
+    def ack(self, rows: Iterable[Row], now: float) -> SettledEntry:
         """Settle all of these records, or raise and settle none."""
         checked = []
         get = self.leases.get
@@ -265,11 +259,11 @@ class GroupDelivery(DeliveryState):
             if lease is None or not lease.holds_all(start, end, now):
                 self._refuse(nonce, start, end, now)
             checked.append((nonce, start, end))
-        return (entries.SETTLED, self.group, entries.ACKED, tuple(checked))
+        return SettledEntry(self.group, ACKED, tuple(checked))
 
     def nack(
         self, nonce: int, start: int, end: int, now: float, delay: float | None = None
-    ) -> tuple[Entry | None, list[DyingRecords]]:
+    ) -> tuple[ReturnedEntry | None, list[DyingRecords]]:
         """Deliver again after a wait, or give up when the attempts are spent."""
         if delay is not None:
             self._check_duration(delay, "delay")
@@ -277,22 +271,22 @@ class GroupDelivery(DeliveryState):
         if lease.attempt >= self.config.max_deliveries:
             return None, self._give_up(lease, runs, "max_deliveries")
         due = now + (self._backoff(lease.attempt) if delay is None else delay)
-        rows = tuple((nonce, s, e, lease.attempt, due) for s, e in runs)
-        return (entries.RETURNED, self.group, entries.NACKED, rows), []
+        rows = tuple(ReturnRow(nonce, s, e, lease.attempt, due) for s, e in runs)
+        return ReturnedEntry(self.group, NACKED, rows), []
 
-    def postpone(self, nonce: int, start: int, end: int, now: float, delay: float) -> Entry:
+    def postpone(self, nonce: int, start: int, end: int, now: float, delay: float) -> ReturnedEntry:
         """Deliver again after `delay`, without spending an attempt."""
         self._check_duration(delay, "delay")
         lease, runs = self._held(nonce, start, end, now)
-        rows = tuple((nonce, s, e, lease.attempt - 1, now + delay) for s, e in runs)
-        return (entries.RETURNED, self.group, entries.POSTPONED, rows)
+        rows = tuple(ReturnRow(nonce, s, e, lease.attempt - 1, now + delay) for s, e in runs)
+        return ReturnedEntry(self.group, POSTPONED, rows)
 
-    def release(self, rows: Iterable[Row], now: float) -> Entry:
+    def release(self, rows: Iterable[Row], now: float) -> ReturnedEntry:
         """Hand back what is still held of these, to be delivered at once, no attempt spent.
 
         Raises only when nothing of it is held any more.
         """
-        returned = []
+        returned: list[ReturnRow] = []
         refused: Row | None = None
         for nonce, start, end in rows:
             lease = self.leases.get(nonce)
@@ -300,10 +294,10 @@ class GroupDelivery(DeliveryState):
             if lease is None or not runs:
                 refused = refused or (nonce, start, end)
                 continue
-            returned += [(nonce, s, e, lease.attempt - 1, now) for s, e in runs]
+            returned += [ReturnRow(nonce, s, e, lease.attempt - 1, now) for s, e in runs]
         if refused and not returned:
             self._refuse(*refused, now)
-        return (entries.RETURNED, self.group, entries.RELEASED, tuple(returned))
+        return ReturnedEntry(self.group, RELEASED, tuple(returned))
 
     def reject(
         self, nonce: int, start: int, end: int, now: float, reason: str
@@ -312,7 +306,9 @@ class GroupDelivery(DeliveryState):
         lease, runs = self._held(nonce, start, end, now)
         return self._give_up(lease, runs, reason)
 
-    def extend(self, nonce: int, start: int, end: int, now: float, extension_s: float) -> Entry:
+    def extend(
+        self, nonce: int, start: int, end: int, now: float, extension_s: float
+    ) -> ExtendedEntry:
         """The records still held get until now + extension_s."""
         self._check_duration(extension_s, "extension")
         lease, runs = self._held(nonce, start, end, now)
@@ -320,8 +316,8 @@ class GroupDelivery(DeliveryState):
         if lease.deadlines is None and sum(e - s for s, e in runs) == lease.left:
             # All that is left of the lease: one row for the whole keeps it one deadline.
             runs = [(lease.start, lease.end)]
-        rows = tuple((nonce, s, e, deadline) for s, e in runs)
-        return (entries.EXTENDED, self.group, rows)
+        rows = tuple(ExtendRow(nonce, s, e, deadline) for s, e in runs)
+        return ExtendedEntry(self.group, rows)
 
     def _held(self, nonce: int, start: int, end: int, now: float) -> tuple[DeliveryLease, Runs]:
         lease = self.leases.get(nonce)
@@ -377,29 +373,29 @@ class GroupDelivery(DeliveryState):
 
     # What time says
 
-    def expire(self, now: float) -> tuple[list[Entry], list[DyingRecords]]:
+    def expire(self, now: float) -> tuple[list[ReturnedEntry], list[DyingRecords]]:
         """Return or give up what is past its deadline; call again while it finds something."""
         self.waiting.move_due(now)
         return self._end_leases(self.leases.expired(now, EXPIRE_LEASES_MAX), now)
 
-    def abandon(self, now: float) -> tuple[list[Entry], list[DyingRecords]]:
+    def abandon(self, now: float) -> tuple[list[ReturnedEntry], list[DyingRecords]]:
         """At open: no holder has survived, so every lease ends now, its attempt spent."""
         found = [(lease, lease.runs(lease.start, lease.end)) for lease in self.leases]
         return self._end_leases(found, now)
 
     def _end_leases(
         self, found: list[tuple[DeliveryLease, Runs]], now: float
-    ) -> tuple[list[Entry], list[DyingRecords]]:
-        rows = []
+    ) -> tuple[list[ReturnedEntry], list[DyingRecords]]:
+        rows: list[ReturnRow] = []
         letters: list[DyingRecords] = []
         for lease, runs in found:
             if lease.attempt >= self.config.max_deliveries:
                 letters += self._give_up(lease, runs, "max_deliveries")
             else:
-                rows += [(lease.nonce, start, end, lease.attempt, now) for start, end in runs]
+                rows += [ReturnRow(lease.nonce, s, e, lease.attempt, now) for s, e in runs]
         if not rows:
             return [], letters
-        return [(entries.RETURNED, self.group, entries.LEASE_EXPIRED, tuple(rows))], letters
+        return [ReturnedEntry(self.group, LEASE_EXPIRED, tuple(rows))], letters
 
     def next_deadline(self) -> float | None:
         """When expire() has something to do: a lease ends or a waiting record is due."""
@@ -411,10 +407,10 @@ class GroupDelivery(DeliveryState):
 
     # What the caller decided
 
-    def settle_dead(self, letters: Iterable[DyingRecords]) -> Entry:
+    def settle_dead(self, letters: Iterable[DyingRecords]) -> SettledEntry:
         """The copies of these dead letters are safe."""
         rows = tuple((each.nonce, each.start, each.end) for each in letters)
-        return (entries.SETTLED, self.group, entries.DEAD, rows)
+        return SettledEntry(self.group, DEAD, rows)
 
     def spare(self, letters: Iterable[DyingRecords], retry_at: float) -> None:
         """The copies could not be written: held again, looked at by expire() from `retry_at`."""
@@ -423,32 +419,32 @@ class GroupDelivery(DeliveryState):
             if lease is not None:
                 self.leases.spare(lease, each.start, each.end, retry_at)
 
-    def expired_entry(self, rows: Iterable[Row]) -> Entry:
+    def expired_entry(self, rows: Iterable[Row]) -> SettledEntry:
         """The time to live of these just leased records had ended."""
-        return (entries.SETTLED, self.group, entries.EXPIRED, tuple(rows))
+        return SettledEntry(self.group, EXPIRED, tuple(rows))
 
-    def skip(self, rows: Iterable[Row]) -> Entry:
+    def skip(self, rows: Iterable[Row]) -> SettledEntry:
         """These records do not exist (any more). With nonce 0: whatever state they are in."""
-        return (entries.SETTLED, self.group, entries.SKIPPED, tuple(rows))
+        return SettledEntry(self.group, SKIPPED, tuple(rows))
 
-    def advance(self, start_offset: int) -> Entry:
+    def advance(self, start_offset: int) -> SettledEntry:
         """Skip everything below: retention dropped it."""
-        step = entries.RANGE_MAX
+        step = RANGE_MAX
         starts = range(self.settled.prefix, start_offset, step)
         return self.skip((0, start, min(start + step, start_offset)) for start in starts)
 
-    def reset(self, start_offset: int) -> Entry:
+    def reset(self, start_offset: int) -> ResetEntry:
         """Replay from there, or purge what is below."""
-        if not 0 <= start_offset <= entries.OFFSET_MAX:
+        if not 0 <= start_offset <= OFFSET_MAX:
             raise InvalidArgument(f"{self.group}: no such offset: {start_offset}")
-        return (entries.RESET, self.group, start_offset)
+        return ResetEntry(self.group, start_offset)
 
-    def pause(self, paused: bool) -> Entry:
-        return (entries.PAUSED, self.group, paused)
+    def pause(self, paused: bool) -> PausedEntry:
+        return PausedEntry(self.group, paused)
 
-    def clip(self, end_offset: int) -> Entry:
+    def clip(self, end_offset: int) -> ClippedEntry:
         """The data log lost its tail: forget what this group knew of it. Holds for all groups."""
-        return entries.clipped(end_offset)
+        return ClippedEntry(None, end_offset)
 
     # Questions
 

@@ -11,7 +11,9 @@ It knows nothing about why an offset is settled, and does no I/O.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta
 
 from raftq.client.common.errors import CorruptFile
 
@@ -23,6 +25,11 @@ OFFSET_MAX = (1 << 63) - 1
 
 # What load() agrees to allocate: four thousand million offsets above the prefix.
 CHUNKS_MAX = 1 << 20
+
+_Number = Annotated[int, Meta(ge=0, le=OFFSET_MAX)]
+_Bits = Annotated[bytes, Meta(max_length=CHUNK >> 3)]
+SettledDump = tuple[_Number, tuple[tuple[_Number, _Number | _Bits], ...]]
+"""The prefix, and rows of a chunk number with its bits, or with a count of full chunks."""
 
 
 class SettledOffsets:
@@ -162,52 +169,41 @@ class SettledOffsets:
             if kept:
                 self._chunks[number] = kept
 
-    def dump(self) -> list[Any]:
-        """[prefix, [[chunk, full chunks in a row] or [chunk, bits as bytes], ...]]."""
-        rows: list[list[Any]] = []
+    def dump(self) -> SettledDump:
+        """The whole set, as load() takes it."""
+        rows: list[tuple[int, int | bytes]] = []
         for number in sorted(self._chunks):
             bits = self._chunks[number]
             if bits is not FULL:
-                rows.append([number, bits.to_bytes((bits.bit_length() + 7) >> 3, "little")])
+                rows.append((number, bits.to_bytes((bits.bit_length() + 7) >> 3, "little")))
                 continue
-            last = rows[-1] if rows else None
-            if last and type(last[1]) is int and last[0] + last[1] == number:
-                last[1] += 1
+            first, count = rows[-1] if rows else (-1, 0)
+            if isinstance(count, int) and first + count == number:
+                rows[-1] = (first, count + 1)
             else:
-                rows.append([number, 1])
-        return [self.prefix, rows]
+                rows.append((number, 1))
+        return self.prefix, tuple(rows)
 
     @classmethod
-    def load(cls, dumped: object) -> "SettledOffsets":
-        """The set that dump() described; CorruptFile when it describes none."""
-        if not isinstance(dumped, list | tuple) or len(dumped) != 2:
-            raise CorruptFile("settled offsets: expected a prefix and chunks")
+    def load(cls, dumped: SettledDump) -> "SettledOffsets":
+        """The set that dump() described. Raises CorruptFile if the rows contradict each other."""
         prefix, rows = dumped
-        if type(prefix) is not int or not 0 <= prefix <= OFFSET_MAX:
-            raise CorruptFile(f"settled offsets: bad prefix {prefix!r:.40}")
-        if not isinstance(rows, list | tuple):
-            raise CorruptFile("settled offsets: chunks are not a list")
         self = cls(prefix)
         next_number = prefix >> _SHIFT
-        for row in rows:
-            next_number = self._load_row(row, next_number)
+        for number, content in rows:
+            next_number = self._load_row(number, content, next_number)
         return self
 
-    def _load_row(self, row: object, number_min: int) -> int:
-        """Take one dumped row; gives the lowest chunk number the next row may have."""
-        if not isinstance(row, list | tuple) or len(row) != 2:
-            raise CorruptFile("settled offsets: a chunk is not a pair")
-        number, content = row
-        if type(number) is not int or not number_min <= number <= OFFSET_MAX >> _SHIFT:
-            raise CorruptFile(f"settled offsets: chunk {number!r:.40} is out of order")
-        if type(content) is int:
+    def _load_row(self, number: int, content: int | bytes, number_min: int) -> int:
+        """Take one dumped row; returns the lowest chunk number that the next row may have."""
+        if not number_min <= number <= OFFSET_MAX >> _SHIFT:
+            raise CorruptFile(f"settled offsets: chunk {number} is out of order")
+        if isinstance(content, int):
             bits, count = FULL, content
-        elif type(content) is bytes and len(content) <= CHUNK >> 3:
+        else:
             bits, count = int.from_bytes(content, "little"), 1
             if bits in (0, FULL):
                 raise CorruptFile(f"settled offsets: chunk {number} is not a partial one")
-        else:
-            raise CorruptFile(f"settled offsets: chunk {number} has no bits")
         if not 1 <= count <= CHUNKS_MAX - len(self._chunks):
             raise CorruptFile(f"settled offsets: {count} chunks in a row")
         if number + count - 1 > OFFSET_MAX >> _SHIFT:
@@ -219,7 +215,7 @@ class SettledOffsets:
             self._chunks[each] = bits
         self.count_above += bits.bit_count() * count
         self._end = (number + count) << _SHIFT
-        return int(number + count)
+        return number + count
 
 
 def _scan(bits: int, start: int, count: int, hole: int, found: list[tuple[int, int]]) -> int:

@@ -10,33 +10,31 @@ those known to be due. A heap entry whose range is not `alive` any more is dropp
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
+from msgspec import Struct
+
+from raftq.node.queue.core.entries import WaitRow
 from raftq.node.queue.core.lanes import LANES
 
 _HEAP_SLACK = 1024
 
 
-class Wait:
+class Wait(Struct, eq=False):
     """[start, end) of one lane, delivered `attempt` times, to be delivered again from `due` on."""
 
-    __slots__ = ("alive", "attempt", "due", "end", "first", "is_ready", "lane", "start")
-
-    def __init__(
-        self, lane: int, start: int, end: int, attempt: int, due: float, first: float
-    ) -> None:
-        self.lane = lane
-        self.start = start
-        self.end = end
-        self.attempt = attempt
-        self.due = due
-        self.first = first
-        self.alive = True
-        self.is_ready = False
+    lane: int
+    start: int
+    end: int
+    attempt: int
+    due: float
+    first: float
+    alive: bool = True
+    is_ready: bool = False
 
     def part(self, start: int, end: int) -> "Wait":
         return Wait(self.lane, start, end, self.attempt, self.due, self.first)
 
-    def to_row(self) -> tuple[int, int, int, int, float, float]:
-        return (self.lane, self.start, self.end, self.attempt, self.due, self.first)
+    def to_row(self) -> WaitRow:
+        return WaitRow(self.lane, self.start, self.end, self.attempt, self.due, self.first)
 
 
 class WaitingRecords:
@@ -157,14 +155,23 @@ class WaitingRecords:
             if end < wait.end:
                 self.add(wait.part(end, wait.end))
 
-    def rows(self) -> list[tuple[int, int, int, int, float, float]]:
+    def rows(self) -> list[WaitRow]:
         """All ranges by offset, adjacent ones of the same kind joined."""
-        rows: list[tuple[int, int, int, int, float, float]] = []
+        joined: list[Wait] = []
         for start in sorted(self._by_start):
-            row = self._by_start[start].to_row()
-            last = rows[-1] if rows else None
-            if last and last[2] == row[1] and last[0] == row[0] and last[3:] == row[3:]:
-                rows[-1] = (*last[:2], *row[2:])
+            wait = self._by_start[start]
+            last = joined[-1] if joined else None
+            if last is not None and last.end == start and _same_kind(last, wait):
+                joined[-1] = last.part(last.start, wait.end)
             else:
-                rows.append(row)
-        return rows
+                joined.append(wait)
+        return [wait.to_row() for wait in joined]
+
+
+def _same_kind(one: Wait, other: Wait) -> bool:
+    return (one.lane, one.attempt, one.due, one.first) == (
+        other.lane,
+        other.attempt,
+        other.due,
+        other.first,
+    )

@@ -9,9 +9,9 @@ from typing import Any
 from raftq.client.common.errors import DiskFull, InvalidArgument, LeaseForeign
 from raftq.client.wire.batch import encode
 from raftq.client.wire.record import Headers
-from raftq.node.queue.core.group_delivery import DyingRecords, Grant, GroupDelivery, Row
+from raftq.node.queue.core.entries import Entry, Row
+from raftq.node.queue.core.group_delivery import DyingRecords, Grant, GroupDelivery
 from raftq.node.queue.embedded.engine import QueueEngine, Target
-from raftq.node.queue.embedded.ledger import Entry
 from raftq.node.queue.embedded.message import DLQ_HEADER, Held, Message, record_bytes
 from raftq.node.queue.embedded.reader import LaneReader
 

@@ -7,7 +7,7 @@ from raftq.client.wire.batch import encode
 from raftq.client.wire.record import BatchRecord
 from raftq.node.queue.core.lanes import LANE_NAMES
 from raftq.node.queue.embedded.engine import QueueEngine
-from raftq.node.queue.embedded.ledger import DEAD_DONE
+from raftq.node.queue.embedded.ledger import DeadLettersDone
 from raftq.node.queue.embedded.message import DLQ_FACTS, DLQ_HEADER, DeadMessage, record_bytes
 
 REDRIVE_RECORDS_MAX = 500
@@ -55,7 +55,7 @@ class EmbeddedDeadLetters:
         log = self._engine.files.dead
         if count:
             self._keep_done(log.end_offset)
-            self._engine.write_shell([DEAD_DONE, [[log.start_offset, log.end_offset]]])
+            self._engine.write_shell(DeadLettersDone([(log.start_offset, log.end_offset)]))
         self.upkeep(0, None)
         return count
 
@@ -65,7 +65,7 @@ class EmbeddedDeadLetters:
         if retention_ms is not None:
             log.retain(now_ms, age_ms=retention_ms)
         if log.start_offset > done.prefix:
-            self._engine.write_shell([DEAD_DONE, [[done.prefix, log.start_offset]]])
+            self._engine.write_shell(DeadLettersDone([(done.prefix, log.start_offset)]))
         if done.prefix > log.start_offset:
             log.truncate_prefix(min(done.prefix, log.end_offset))
 

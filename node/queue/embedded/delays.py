@@ -8,9 +8,8 @@ such batches: so a message fires exactly once. Cancel is a control record.
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-import msgpack
+from msgspec.msgpack import Decoder
 
 from raftq.client.common.errors import (
     CorruptBatch,
@@ -21,14 +20,15 @@ from raftq.client.common.errors import (
 )
 from raftq.client.wire.batch import FLAG_CONTROL, FLAG_DELAY_OFFSETS, Batch, encode
 from raftq.client.wire.record import BatchRecord
+from raftq.node.queue.core.codec import encode_stored, stored_decoder
 from raftq.node.queue.core.delay_schedule import DelaySchedule
+from raftq.node.queue.core.entries import LedgerStruct
 from raftq.node.queue.embedded.files import QueueFiles
 from raftq.node.queue.embedded.message import record_bytes
 from raftq.node.storage.compaction import compact
 
 logger = logging.getLogger("raftq.queue")
 
-CANCELLED, FIRED, SEEN = 1, 2, 3
 FIRE_RECORDS_MAX = 1000
 # How much of the data log an open may have to search for what fired without a mark.
 SEEN_RECORDS = 10_000
@@ -37,6 +37,28 @@ SNAPSHOT_BYTES_MAX = 1 << 30
 CONTROL_OFFSETS_MAX = 10_000
 SNAPSHOT_LOG_BYTES = 1024 * 1024
 COMPACT_BYTES_MIN = 4 * 1024 * 1024
+
+
+class DelaysCancelled(LedgerStruct, tag=1, frozen=True):
+    """These delayed messages are cancelled."""
+
+    offsets: list[int]
+
+
+class DelaysFired(LedgerStruct, tag=2, frozen=True):
+    """Rows of delay offsets, and the end of the data batch that has their messages."""
+
+    rows: list[tuple[list[int], int]]
+
+
+class DelaysSeen(LedgerStruct, tag=3, frozen=True):
+    """Everything that fired below `data_end` in the data log has its mark."""
+
+    data_end: int
+
+
+DelayControl = DelaysCancelled | DelaysFired | DelaysSeen
+_decode = stored_decoder(Decoder[DelayControl](DelayControl), "control record of the delays log")
 
 
 class EmbeddedDelays:
@@ -120,7 +142,7 @@ class EmbeddedDelays:
         """Note that everything that fired so far is marked, so that open need not search there."""
         end = self._files.data.end_offset
         if end - self.schedule.fired_end > SEEN_RECORDS and not self._unmarked:
-            self._control([SEEN, end])
+            self._control(DelaysSeen(end))
             self.schedule.seen(end)
 
     def _write_marks(self) -> None:
@@ -128,7 +150,7 @@ class EmbeddedDelays:
         if not self._unmarked:
             return
         try:
-            self._control([FIRED, self._unmarked])
+            self._control(DelaysFired(self._unmarked))
         except DiskFull as error:
             logger.warning("event=marks_wait reason=disk_full error=%s", error)
             return
@@ -140,7 +162,7 @@ class EmbeddedDelays:
         pending = [offset for offset in offsets if self.schedule.cancel(offset)]
         for start in range(0, len(pending), CONTROL_OFFSETS_MAX):
             part = pending[start : start + CONTROL_OFFSETS_MAX]
-            self._control([CANCELLED, part])
+            self._control(DelaysCancelled(part))
             for offset in part:
                 self.schedule.apply_cancelled(offset)
         self._changes += len(pending)
@@ -213,8 +235,8 @@ class EmbeddedDelays:
             lane=lane,
         )
 
-    def _control(self, entry: list[Any]) -> None:
-        base = self._files.delays.append(encode([msgpack.packb(entry)], control=True))
+    def _control(self, control: DelayControl) -> None:
+        base = self._files.delays.append(encode([encode_stored(control)], control=True))
         self.schedule.control(base)
 
     def _restore(self, now_ms: int) -> DelaySchedule:
@@ -269,17 +291,12 @@ class EmbeddedDelays:
             self.schedule.scheduled(offset, [due])
 
     def _replay(self, value: bytes) -> None:
-        try:
-            kind, *rest = msgpack.unpackb(value)
-            if kind == CANCELLED:
-                for offset in rest[0]:
-                    self.schedule.apply_cancelled(offset)
-            elif kind == FIRED:
-                for offsets, data_end in rest[0]:
-                    self.schedule.apply_fired(offsets, data_end)
-            elif kind == SEEN:
-                self.schedule.seen(rest[0])
-            else:
-                raise CorruptFile(f"the delays log holds an unknown control record {kind!r}")
-        except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
-            raise CorruptFile(f"a control record of the delays log is damaged: {error}") from error
+        control = _decode(value)
+        if isinstance(control, DelaysCancelled):
+            for offset in control.offsets:
+                self.schedule.apply_cancelled(offset)
+        elif isinstance(control, DelaysFired):
+            for offsets, data_end in control.rows:
+                self.schedule.apply_fired(offsets, data_end)
+        else:
+            self.schedule.seen(control.data_end)

@@ -19,18 +19,17 @@ from raftq.client.common.errors import (
 )
 from raftq.client.wire.batch import Batch, encode
 from raftq.client.wire.encoder import encode_control
-from raftq.node.queue.core import entries as kinds
+from raftq.node.queue.core.entries import RANGE_MAX, CreatedEntry, Entry, pack
 from raftq.node.queue.core.group_delivery import DeliveryConfig, GroupDelivery
 from raftq.node.queue.embedded.check import check_text
 from raftq.node.queue.embedded.delays import EmbeddedDelays
 from raftq.node.queue.embedded.files import QueueFiles
 from raftq.node.queue.embedded.ledger import (
-    INTENT,
-    OPENED,
-    Entry,
     Intent,
+    IntentDecided,
+    QueueEntry,
+    QueueOpened,
     QueueState,
-    ShellEntry,
     is_snapshot,
     pack_delivery,
     pack_shell,
@@ -87,7 +86,7 @@ class QueueEngine:
         if len(self.state.groups) >= GROUPS_MAX:
             raise InvalidArgument(f"a queue has at most {GROUPS_MAX} groups")
         start = self.files.data.start_offset
-        self.write([(kinds.CREATED, name, start)])
+        self.write([CreatedEntry(name, start)])
         self.note_damage()
         return self.state.group(name)
 
@@ -110,7 +109,7 @@ class QueueEngine:
         """Put delivery entries in the ledger; their effect is already in memory."""
         return self._append_ledger([pack_delivery(entries)])
 
-    def write_shell(self, entry: ShellEntry) -> Target:
+    def write_shell(self, entry: QueueEntry) -> Target:
         """Put one entry of the whole queue in the ledger, then apply it."""
         target = self._append_ledger([pack_shell([entry])])
         self.state.apply(entry)
@@ -142,19 +141,13 @@ class QueueEngine:
         self.check_publish()
         logs = self.files.logs
         ends = {name: logs[name].end_offset for name, _ in appends}
-        rows = []
+        rows: list[tuple[str, int, int, bytes]] = []
         for name, batch in appends:
             span = Batch(batch).span
-            rows.append([name, ends[name], span, bytes(batch)])
+            rows.append((name, ends[name], span, bytes(batch)))
             ends[name] += span
-        packed = kinds.pack(deliveries) if deliveries else b""
-        entry = [
-            INTENT,
-            rows,
-            packed,
-            [list(item) for item in dedups],
-            [list(r) for r in dead_done],
-        ]
+        packed = pack(deliveries) if deliveries else b""
+        entry = IntentDecided(rows, packed, list(dedups), list(dead_done))
         target = self._append_ledger([pack_shell([entry])], reserve=not appends)
         if sync:
             self.files.ledger.sync()
@@ -210,7 +203,7 @@ class QueueEngine:
         data = self.files.data
         for damage in data.damaged:
             end = min(damage.end, data.end_offset)
-            if end - damage.start <= kinds.RANGE_MAX:
+            if end - damage.start <= RANGE_MAX:
                 for group in self.state.groups.values():
                     self._pass_range(group, damage.start, end)
 
@@ -258,9 +251,10 @@ class QueueEngine:
         return ledger, base + len(records)
 
     def _apply_intent(self, intent: Intent) -> None:
-        for (name, base, span), batch in zip(intent.places, intent.batches, strict=True):
+        for append in intent:
+            name, base = append.log, append.base
             log = self.files.logs[name]
-            if log.end_offset >= base + span:
+            if log.end_offset >= base + append.span:
                 continue
             if log.end_offset != base:
                 # Only damage brings this about. Twice is better than not at all.
@@ -268,7 +262,7 @@ class QueueEngine:
                     "queue=%s event=intent_moved log=%s from=%d to=%d",
                     *(self.name, name, base, log.end_offset),
                 )
-            copy = bytearray(batch)
+            copy = bytearray(append.batch)
             log.append(copy)
             if name == "delays":
                 self.delays.note_appended(Batch(bytes(copy)))
@@ -309,7 +303,7 @@ class QueueEngine:
         state.restart_unsettled()
         self.group(DEFAULT_GROUP)
         ends = {name: self.files.logs[name].end_offset for name in ("data", "delays", "dead")}
-        self.write_shell([OPENED, ends])
+        self.write_shell(QueueOpened(ends))
         # What is read from here on must not be taken back by a later power cut.
         for log in self.files.logs.values():
             log.sync()

@@ -1,53 +1,113 @@
-"""What the ledger of an embedded queue says, and how it is replayed. (Core.)
+"""What the ledger of an embedded queue contains, and how it is replayed. (Core.)
 
-A ledger record is a tag byte and a msgpack list. `D` records hold delivery entries (the hot path);
-`S` records hold what belongs to the whole queue:
+A ledger record is a tag byte and a msgpack list. `D` records hold delivery entries (the hot path).
+`S` records hold entries about the whole queue, each a list of a number for its kind (the `tag` of
+its class) and its fields.
 
-    CHECKPOINT  name, offset            a named place to replay from
-    FORGET      group                   a group was deleted
-    DEAD_DONE   ranges                  dead letters that were redriven or purged
-    INTENT      appends, deliveries, dedups, dead_done
-                a decision that spans logs. Its CRC makes it all or nothing: the appends are applied
-                to the other logs right after it, and again at open when a crash came between
-    OPENED      ends of the logs        what recovery found: whatever refers to offsets beyond these
-                ends did not survive, and intents still to be applied move down to them
-    STATE       snapshot of all of this; with the SNAPSHOT entries of the groups it lets the ledger
-                drop its prefix
-
-Groups are created by the first delivery entry that names them. After a damaged ledger batch the
-order of deliveries is no longer known: from there on only settlements, resets and pauses are
-believed, and what is not settled is delivered again. So damage can repeat a delivery, and never
-loses a message. A ledger that starts with anything but a snapshot has lost its beginning: the same.
+The first delivery entry that names a group creates it. After a damaged ledger batch the order of
+deliveries is unknown: from there on only settlements, resets and pauses count, and whatever is not
+settled is delivered again. So damage can repeat a delivery, but never loses a message. A ledger
+that begins with anything but a snapshot has lost its beginning, and is treated the same way.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
-import msgpack
+from msgspec import Meta
+from msgspec.msgpack import Decoder
 
 from raftq.client.common.errors import CorruptFile
-from raftq.node.queue.core import entries as kinds
+from raftq.node.queue.core import entries as delivery_entries
+from raftq.node.queue.core.codec import encode_stored, stored_decoder
+from raftq.node.queue.core.entries import (
+    ABSOLUTE,
+    ClippedEntry,
+    Entry,
+    LedgerStruct,
+    SettledEntry,
+    SnapshotEntry,
+)
 from raftq.node.queue.core.group_delivery import GroupDelivery
-from raftq.node.queue.core.lanes import LANES
-from raftq.node.queue.core.settled_offsets import SettledOffsets
+from raftq.node.queue.core.settled_offsets import SettledDump, SettledOffsets
 
 TAG_DELIVERY = b"D"
 TAG_SHELL = b"S"
-CHECKPOINT, FORGET, DEAD_DONE, INTENT, OPENED, STATE = range(1, 7)
-# No container or text that a ledger holds is larger than the batch that carries it.
-ITEMS_MAX = 1 << 24
 
-Entry = tuple[Any, ...]
-ShellEntry = Sequence[Any]
+MessageId = Annotated[str, Meta(pattern="^d?[0-9]{1,19}$")]
+"""An offset in the data log; with a `d`, in the delays log."""
+
+
+class CheckpointMade(LedgerStruct, tag=1, frozen=True):
+    """A named offset to replay from."""
+
+    name: str
+    offset: int
+
+
+class GroupForgotten(LedgerStruct, tag=2, frozen=True):
+    """A group was deleted."""
+
+    group: str
+
+
+class DeadLettersDone(LedgerStruct, tag=3, frozen=True):
+    """Dead letters that were redriven or purged."""
+
+    ranges: list[tuple[int, int]]
+
+
+class IntentDecided(LedgerStruct, tag=4, frozen=True):
+    """A decision that spans logs.
+
+    The CRC of its record makes it all or nothing. The appends are applied to the other logs right
+    after it, and again at open if a crash came between.
+    """
+
+    appends: list[tuple[str, int, int, bytes]]
+    """Log name, base offset, span, batch."""
+    deliveries: bytes
+    """Delivery entries, packed, or nothing."""
+    dedups: list[tuple[str, MessageId, int]]
+    """Dedup id, message id, time in ms until which it is remembered."""
+    dead_done: list[tuple[int, int]]
+
+
+class QueueOpened(LedgerStruct, tag=5, frozen=True):
+    """The ends of the logs that recovery found.
+
+    Anything that refers to offsets beyond these ends did not survive. Intents that are still to be
+    applied move down to them.
+    """
+
+    ends: dict[str, int]
+
+
+class QueueSnapshot(LedgerStruct, tag=6, frozen=True):
+    """All of this. Together with the snapshots of the groups it lets the ledger drop its prefix."""
+
+    checkpoints: list[tuple[str, int]]
+    dedups: list[tuple[str, MessageId, int]]
+    dead_done: SettledDump
+
+
+QueueEntry = (
+    CheckpointMade | GroupForgotten | DeadLettersDone | IntentDecided | QueueOpened | QueueSnapshot
+)
+_decode = stored_decoder(Decoder(list[QueueEntry]), "ledger entries of the queue")
 
 
 @dataclass(slots=True)
-class Intent:
-    """Appends that a transaction decided: (log name, base offset, span) and their batches."""
+class PlannedAppend:
+    """A batch that an intent appends to a log, and where."""
 
-    places: list[tuple[str, int, int]]
-    batches: list[bytes]
+    log: str
+    base: int
+    span: int
+    batch: bytes
+
+
+Intent = list[PlannedAppend]
 
 
 @dataclass(slots=True)
@@ -72,36 +132,42 @@ class QueueState:
     def replay(self, record: bytes) -> None:
         """Apply one ledger record."""
         if record[:1] == TAG_DELIVERY:
-            for entry in kinds.unpack(record[1:]):
+            for entry in delivery_entries.unpack(record[1:]):
                 self.deliver(entry)
         elif record[:1] == TAG_SHELL:
-            for shell_entry in _unpack(record[1:]):
-                self.apply(shell_entry)
+            for queue_entry in _decode(record[1:]):
+                self.apply(queue_entry)
         else:
             raise CorruptFile(f"a ledger record has the unknown tag {record[:1]!r}")
 
     def deliver(self, entry: Entry) -> None:
-        kind, name = entry[0], entry[1]
+        name = entry.group
         if name is None:
             for group in self.groups.values():
                 group.apply(entry)
-        elif kind == kinds.SNAPSHOT:
+        elif isinstance(entry, SnapshotEntry):
             self.groups[name] = self.new_group(name)
             self.groups[name].apply(entry)
-        elif not self.damaged:
+        elif not self.damaged or isinstance(entry, ABSOLUTE):
             self.group(name).apply(entry)
-        elif kind == kinds.SETTLED:
-            for row in entry[3]:
-                self.group(name).settled.add(row[1], row[2])
-        elif kind in _ABSOLUTE:
-            self.group(name).apply(entry)
+        elif isinstance(entry, SettledEntry):
+            for _, start, end in entry.rows:
+                self.group(name).settled.add(start, end)
 
-    def apply(self, entry: ShellEntry) -> None:
-        """Apply one entry of the whole queue, live or at replay."""
-        try:
-            _APPLY[entry[0]](self, *entry[1:])
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise CorruptFile(f"a ledger entry does not make sense: {error!r}") from error
+    def apply(self, entry: QueueEntry) -> None:
+        """Apply one entry about the whole queue, live or at replay."""
+        if isinstance(entry, CheckpointMade):
+            self.checkpoints[entry.name] = entry.offset
+        elif isinstance(entry, GroupForgotten):
+            self.groups.pop(entry.group, None)
+        elif isinstance(entry, DeadLettersDone):
+            self._dead_done(entry.ranges)
+        elif isinstance(entry, IntentDecided):
+            self._apply_intent(entry)
+        elif isinstance(entry, QueueOpened):
+            self._apply_opened(entry.ends)
+        else:
+            self._apply_snapshot(entry)
 
     def lost_entries(self) -> None:
         """A ledger batch could not be read: believe only settlements from here on."""
@@ -115,9 +181,7 @@ class QueueState:
 
     def _settled_only(self, group: GroupDelivery) -> GroupDelivery:
         fresh = self.new_group(group.group)
-        cursors = [group.settled.prefix] * LANES
-        state = (group.settled.dump(), cursors, group.paused, group.counters.to_row(), (), ())
-        fresh.apply((kinds.SNAPSHOT, group.group, state))
+        fresh.apply(group.settled_snapshot())
         return fresh
 
     def forget_old_dedups(self, now_ms: int) -> None:
@@ -128,54 +192,47 @@ class QueueState:
 
     def snapshot(self) -> list[bytes]:
         """Ledger records that stand for everything before them."""
-        state = [
-            STATE,
+        state = QueueSnapshot(
             list(self.checkpoints.items()),
-            [[name, *rest] for name, rest in self.dedup.items()],
+            [(name, *rest) for name, rest in self.dedup.items()],
             self.dead_done.dump(),
-        ]
+        )
         groups = [pack_delivery([group.snapshot()]) for group in self.groups.values()]
         return [pack_shell([state]), *groups]
 
-    def _checkpoint(self, name: str, offset: int) -> None:
-        self.checkpoints[str(name)] = int(offset)
-
-    def _forget(self, group: str) -> None:
-        self.groups.pop(group, None)
-
-    def _dead_done(self, ranges: list[list[int]]) -> None:
+    def _dead_done(self, ranges: list[tuple[int, int]]) -> None:
+        if any(start < 0 for start, _ in ranges):
+            raise CorruptFile(f"dead letters below offset 0: {ranges!r:.60}")
         for start, end in ranges:
             self.dead_done.add(start, end)
 
-    def _intent(
-        self,
-        appends: list[list[Any]],
-        deliveries: bytes,
-        dedups: list[list[Any]],
-        dead_done: list[list[int]],
-    ) -> None:
-        if deliveries:
-            for entry in kinds.unpack(deliveries):
-                self.deliver(entry)
-        for dedup_id, message_id, forget_at in dedups:
+    def _apply_intent(self, entry: IntentDecided) -> None:
+        if entry.deliveries:
+            for delivery in delivery_entries.unpack(entry.deliveries):
+                self.deliver(delivery)
+        for dedup_id, message_id, forget_at in entry.dedups:
             # A renewed id goes to the end, so that the oldest stay in front.
             self.dedup.pop(dedup_id, None)
             self.dedup[dedup_id] = (message_id, forget_at)
-        self._dead_done(dead_done)
-        places = [(str(name), int(base), int(span)) for name, base, span, _ in appends]
-        self.intents.append(Intent(places, [bytes(item[3]) for item in appends]))
+        self._dead_done(entry.dead_done)
+        self.intents.append([PlannedAppend(*append) for append in entry.appends])
 
-    def _opened(self, ends: dict[str, int]) -> None:
+    def _apply_opened(self, ends: dict[str, int]) -> None:
+        if not {"data", "delays", "dead"} <= ends.keys() or min(ends.values()) < 0:
+            raise CorruptFile(f"bad ends of logs in a ledger entry: {ends!r:.60}")
         cursors = dict(ends)
         for intent in self.intents:
-            for index, (name, base, span) in enumerate(intent.places):
-                if base >= cursors[name]:
-                    intent.places[index] = (name, cursors[name], span)
-                    cursors[name] += span
+            for append in intent:
+                end = cursors.get(append.log)
+                if end is None:
+                    raise CorruptFile(f"a ledger entry names the unknown log {append.log!r:.60}")
+                if append.base >= end:
+                    append.base = end
+                    cursors[append.log] += append.span
         self.dead_done.truncate(ends["dead"])
         self.checkpoints = {n: min(at, ends["data"]) for n, at in self.checkpoints.items()}
         for group in self.groups.values():
-            group.apply((kinds.CLIPPED, None, ends["data"]))
+            group.apply(ClippedEntry(None, ends["data"]))
         lost = [
             dedup_id
             for dedup_id, (message_id, _) in self.dedup.items()
@@ -189,48 +246,25 @@ class QueueState:
             return int(message_id[1:]) < ends["delays"]
         return int(message_id) < ends["data"]
 
-    def _state(self, checkpoints: list[Any], dedups: list[Any], dead_done: list[Any]) -> None:
-        self.checkpoints = {str(name): int(offset) for name, offset in checkpoints}
-        self.dedup = {str(name): (str(rid), int(forget_at)) for name, rid, forget_at in dedups}
-        self.dead_done = SettledOffsets.load(dead_done)
+    def _apply_snapshot(self, entry: QueueSnapshot) -> None:
+        self.dead_done = SettledOffsets.load(entry.dead_done)
+        self.checkpoints = dict(entry.checkpoints)
+        self.dedup = {name: (message_id, at) for name, message_id, at in entry.dedups}
         self.groups = {}
         self.intents = []
         self.damaged = False
 
 
-_APPLY: dict[int, Callable[..., None]] = {
-    CHECKPOINT: QueueState._checkpoint,
-    FORGET: QueueState._forget,
-    DEAD_DONE: QueueState._dead_done,
-    INTENT: QueueState._intent,
-    OPENED: QueueState._opened,
-    STATE: QueueState._state,
-}
-
-
-# Entries that mean the same whatever came before them.
-_ABSOLUTE = (kinds.RESET, kinds.PAUSED, kinds.CREATED)
-
-
 def is_snapshot(record: bytes) -> bool:
     """Whether a ledger can start with this record."""
-    return record[:1] == TAG_SHELL and any(entry[0] == STATE for entry in _unpack(record[1:]))
+    return record[:1] == TAG_SHELL and any(
+        isinstance(entry, QueueSnapshot) for entry in _decode(record[1:])
+    )
 
 
 def pack_delivery(entries: Sequence[Entry]) -> bytes:
-    return TAG_DELIVERY + kinds.pack(entries)
+    return TAG_DELIVERY + delivery_entries.pack(entries)
 
 
-def pack_shell(entries: Sequence[ShellEntry]) -> bytes:
-    return TAG_SHELL + bytes(msgpack.packb(list(entries)))
-
-
-def _unpack(packed: bytes) -> list[Any]:
-    try:
-        found = msgpack.unpackb(packed, max_array_len=ITEMS_MAX, max_map_len=ITEMS_MAX)
-    except Exception as error:
-        # msgpack raises several unrelated types on bad input; all of them mean the same here.
-        raise CorruptFile(f"a ledger record is not msgpack: {error}") from error
-    if not isinstance(found, list):
-        raise CorruptFile("a ledger record is not a list of entries")
-    return found
+def pack_shell(entries: Sequence[QueueEntry]) -> bytes:
+    return TAG_SHELL + encode_stored(list(entries))

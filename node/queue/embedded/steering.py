@@ -13,7 +13,7 @@ from raftq.node.queue.embedded.check import (
     check_text,
 )
 from raftq.node.queue.embedded.engine import DEFAULT_GROUP
-from raftq.node.queue.embedded.ledger import CHECKPOINT, FORGET
+from raftq.node.queue.embedded.ledger import CheckpointMade, GroupForgotten
 from raftq.node.queue.embedded.message import (
     DELAYED_ID_PREFIX,
     DeadMessage,
@@ -131,7 +131,7 @@ class SteeredQueue(OpenQueue):
         with self._lock:
             self._check_open()
             offset = self._engine.known_group(group).settled.prefix
-            target = self._engine.write_shell([CHECKPOINT, name, offset])
+            target = self._engine.write_shell(CheckpointMade(name, offset))
         self._wait_durable([target])
         return offset
 
@@ -210,7 +210,7 @@ class SteeredQueue(OpenQueue):
             self._check_open()
             if group not in self._engine.state.groups:
                 return False
-            target = self._engine.write_shell([FORGET, group])
+            target = self._engine.write_shell(GroupForgotten(group))
             for key in [key for key in self._engine.readers if key[0] == group]:
                 del self._engine.readers[key]
         self._wait_durable([target])

@@ -14,7 +14,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
-from typing import Any, Protocol
+from typing import Protocol
+
+from msgspec.structs import replace
 
 from raftq.client.common.errors import (
     CorruptBatch,
@@ -30,16 +32,22 @@ from raftq.client.common.errors import (
 from raftq.client.common.tasks import Tasks, sleep
 from raftq.client.wire.batch import BatchProducer, encode
 from raftq.client.wire.record import BatchRecord, Headers
-from raftq.node.queue.core import entries as kinds
+from raftq.node.queue.core.codec import encode_stored
 from raftq.node.queue.core.copy_ledger import (
     NO_PRODUCER,
+    CopiesAdded,
+    CopiesDone,
+    CopiesDropped,
+    CopiesParked,
+    CopiesUnparked,
+    CopyEntry,
     CopyLedger,
+    CopyProducer,
+    CopyRow,
+    CopyStream,
     Death,
-    Open,
-    Owed,
-    Stream,
+    OpenBatch,
     Target,
-    pack,
 )
 from raftq.node.queue.core.dead_letter_headers import (
     GROUP,
@@ -48,7 +56,8 @@ from raftq.node.queue.core.dead_letter_headers import (
     dead_headers,
     redriven_headers,
 )
-from raftq.node.queue.core.group_delivery import DyingRecords, Row
+from raftq.node.queue.core.entries import DEAD, SKIPPED, Row
+from raftq.node.queue.core.group_delivery import DyingRecords
 from raftq.node.queue.leader.deliveries import GroupDeliveries
 from raftq.node.queue.leader.ledger import TAG_TRANSFER, Ledger
 from raftq.node.queue.leader.record_reader import RecordReader
@@ -136,11 +145,11 @@ class LedTransfers:
         self._unpark()
         for stream in list(self.copies.streams.values()):
             for row in stream.rows:
-                if row.letter is None:
+                if row.death is None:
                     self._redriving.update(dict.fromkeys(range(row.start, row.end)))
                 else:
-                    nonce = row.letter.nonce
-                    self._deliveries.doom(row.letter.group, [(nonce, row.start, row.end)])
+                    nonce = row.death.nonce
+                    self._deliveries.doom(row.death.group, [(nonce, row.start, row.end)])
             self._start(stream)
 
     def stop(self) -> None:
@@ -165,15 +174,15 @@ class LedTransfers:
         for each in letters:
             lease = found.core.leases.get(each.nonce)
             assert lease is not None, f"{each} dies without a lease"
-            letter = Death(
+            death = Death(
                 *(group, each.nonce, each.attempt, each.first, each.last),
                 *(each.reason[:TEXT_MAX], error[:TEXT_MAX]),
             )
-            rows.append(Owed(each.start, each.end, lease.lane, letter))
+            rows.append(CopyRow(each.start, each.end, lease.lane, death))
         target = (place.topic + SUFFIX, place.number)
         return self._owe({target: rows})
 
-    def redrive(self, rows: Mapping[Target, Sequence[Owed]]) -> "asyncio.Future[None]":
+    def redrive(self, rows: Mapping[Target, Sequence[CopyRow]]) -> "asyncio.Future[None]":
         """Owe these letters to where they came from; done when that is replicated."""
         for some in rows.values():
             for row in some:
@@ -184,20 +193,20 @@ class LedTransfers:
         """Whether a letter is about to be redriven."""
         return offset in self._redriving
 
-    def _owe(self, rows: Mapping[Target, Sequence[Owed]]) -> "asyncio.Future[None]":
-        entries = [self.copies.owed(target, some) for target, some in rows.items()]
+    def _owe(self, rows: Mapping[Target, Sequence[CopyRow]]) -> "asyncio.Future[None]":
+        entries = [CopiesAdded(*target, tuple(some)) for target, some in rows.items()]
         owed = self._write(*entries)
         for target in rows:
             self._start(self.copies.stream(target))
         return owed
 
-    def _write(self, *entries: list[Any]) -> "asyncio.Future[None]":
+    def _write(self, *entries: CopyEntry) -> "asyncio.Future[None]":
         return self._ledger.write(self._applied(*entries))
 
-    def _applied(self, *entries: list[Any]) -> list[bytes]:
+    def _applied(self, *entries: CopyEntry) -> list[bytes]:
         for entry in entries:
             self.copies.apply(entry)
-        return [TAG_TRANSFER + pack(entry) for entry in entries]
+        return [TAG_TRANSFER + encode_stored(entry) for entry in entries]
 
     def parked(self, group: str) -> int:
         """Dying records of a group whose dead letters are refused."""
@@ -205,7 +214,7 @@ class LedTransfers:
             row.end - row.start
             for stream in self.copies.streams.values()
             for row, _ in stream.parked
-            if row.letter is not None and row.letter.group == group
+            if row.death is not None and row.death.group == group
         )
 
     def lost(self, group: str) -> int:
@@ -217,9 +226,9 @@ class LedTransfers:
         goals = []
         for target in targets:
             stream = self.copies.stream(target)
-            goals.append((stream, stream.given + stream.owed))
+            goals.append((stream, stream.finished + stream.pending))
         until = self._leadership.loop.time() + timeout_s
-        while any(stream.given < goal for stream, goal in goals) and not self._stopped:
+        while any(stream.finished < goal for stream, goal in goals) and not self._stopped:
             left = until - self._leadership.loop.time()
             if left <= 0:
                 return
@@ -227,16 +236,16 @@ class LedTransfers:
 
     # Sending
 
-    def _start(self, stream: Stream) -> None:
-        if stream.owed and stream.target not in self._sending and not self._stopped:
+    def _start(self, stream: CopyStream) -> None:
+        if stream.pending and stream.target not in self._sending and not self._stopped:
             self._sending[stream.target] = None
             self._tasks.spawn(self._send_all(stream))
 
-    async def _send_all(self, stream: Stream) -> None:
+    async def _send_all(self, stream: CopyStream) -> None:
         target = stream.target
         delay_s, failed_at = RETRY_S_MIN, 0.0
         try:
-            while stream.owed:
+            while stream.pending:
                 try:
                     await self._send_next(stream)
                     delay_s, failed_at = RETRY_S_MIN, 0.0
@@ -264,7 +273,7 @@ class LedTransfers:
         finally:
             self._sending.pop(target, None)
 
-    async def _send_next(self, stream: Stream) -> None:
+    async def _send_next(self, stream: CopyStream) -> None:
         if self.copies.producer_id == NO_PRODUCER:
             await self._take_producer()
         if stream.open is None and not await self._open(stream):
@@ -272,7 +281,7 @@ class LedTransfers:
         sent = stream.open
         assert sent is not None, stream
         batch = self._batch(stream, sent)
-        if stream.rows[0].letter is not None:
+        if stream.rows[0].death is not None:
             await self._copy_sender.make_dead_letters(self._leadership.ref.topic)
         await self._copy_sender.send(stream.target, batch)
         self._finish(stream, sent.count)
@@ -282,7 +291,7 @@ class LedTransfers:
             if self.copies.producer_id == NO_PRODUCER:
                 producer_id = await self._copy_sender.producer_id()
                 # Replicated before it is used: nobody ever takes another.
-                await self._replicated(self._write(self.copies.producer(producer_id)))
+                await self._replicated(self._write(CopyProducer(producer_id)))
 
     async def _replicated(self, written: "asyncio.Future[None]") -> None:
         while True:
@@ -294,7 +303,7 @@ class LedTransfers:
             except RaftqError as error:
                 raise _Over from error
 
-    async def _open(self, stream: Stream) -> bool:
+    async def _open(self, stream: CopyStream) -> bool:
         """Give numbers to the next batch; False when its first records are gone for ever."""
         rows = stream.first(1 if stream.target in self._one_by_one else BATCH_RECORDS)
         count = size = 0
@@ -312,26 +321,26 @@ class LedTransfers:
                     self._lost(stream, row)
                     return False
                 break
-        await self._replicated(self._write(self.copies.batch(stream, count)))
+        await self._replicated(self._write(stream.next_batch(count)))
         return True
 
-    def _lost(self, stream: Stream, row: Owed) -> None:
+    def _lost(self, stream: CopyStream, row: CopyRow) -> None:
         """The first record that is owed cannot be read."""
         log = self._leadership.data.log
         if log.start_offset <= row.start < log.end_offset:
             raise CorruptBatch(f"{self._leadership.ref} cannot read offset {row.start}")
         self._tell_lost(row, "it is not kept any more")
-        self._finish(stream, 1, kinds.SKIPPED)
+        self._finish(stream, 1, SKIPPED)
 
-    def _tell_lost(self, row: Owed, why: str) -> None:
-        group = "" if row.letter is None else row.letter.group
+    def _tell_lost(self, row: CopyRow, why: str) -> None:
+        group = "" if row.death is None else row.death.group
         self._lost_by_group[group] = self._lost_by_group.get(group, 0) + 1
         logger.error(
             "partition=%s event=copy_lost offset=%d group=%s no copy was made: %s",
             self._leadership.ref, row.start, group, why,
         )  # fmt: skip
 
-    def _batch(self, stream: Stream, sent: Open) -> bytearray:
+    def _batch(self, stream: CopyStream, sent: OpenBatch) -> bytearray:
         """The open batch, made from the records as often as it is sent."""
         source = (self._leadership.ref.topic, self._leadership.ref.number)
         pairs: list[tuple[BatchRecord, Headers]] = []
@@ -339,16 +348,16 @@ class LedTransfers:
         for row in rows:
             found, _ = self._records.read(range(row.start, row.end))
             for offset in range(row.start, row.end):
-                letter = row.letter
+                death = row.death
                 record = found.get(offset)
                 if record is None:
                     # It was there when the batch got its numbers, and those stand.
                     record = BatchRecord(offset, 0, None, b"", {}, row.lane)
-                    letter = letter and letter._replace(error=UNREADABLE)
-                if letter is None:
+                    death = death and replace(death, error=UNREADABLE)
+                if death is None:
                     pairs.append((record, redriven_headers(record, source)))
                 else:
-                    pairs.append((record, dead_headers(record, letter, source)))
+                    pairs.append((record, dead_headers(record, death, source)))
         keys = [record.key for record, _ in pairs]
         return encode(
             [record.value for record, _ in pairs],
@@ -359,22 +368,22 @@ class LedTransfers:
             producer=BatchProducer(self.copies.producer_id, sent.epoch, sent.sequence),
         )
 
-    def _finish(self, stream: Stream, count: int, how: int = kinds.DEAD) -> None:
+    def _finish(self, stream: CopyStream, count: int, how: int = DEAD) -> None:
         """The first records of a stream are safe, or gone: settle them where they came from."""
         settled: dict[str, list[Row]] = {}
         redriven: list[tuple[int, int]] = []
         for row in stream.first(count):
-            if row.letter is None:
+            if row.death is None:
                 redriven.append((row.start, row.end))
                 for offset in range(row.start, row.end):
                     self._redriving.pop(offset, None)
             else:
-                letter = row.letter
-                settled.setdefault(letter.group, []).append((letter.nonce, row.start, row.end))
+                death = row.death
+                settled.setdefault(death.group, []).append((death.nonce, row.start, row.end))
         for group, rows in settled.items():
             self._deliveries.settle_dead(group, rows, how=how)
         self._passed(stream, count)
-        done = self._applied(self.copies.done(stream, count))
+        done = self._applied(CopiesDone(*stream.target, count))
         if redriven:
             self._deliveries.pass_over(GROUP, redriven, done)
         else:
@@ -388,7 +397,7 @@ class LedTransfers:
 
     # When it does not go well
 
-    async def _renumber(self, stream: Stream, error: RaftqError) -> None:
+    async def _renumber(self, stream: CopyStream, error: RaftqError) -> None:
         """The target knows nothing of the open batch, or another epoch: begin a new one."""
         sent = stream.open
         assert sent is not None, stream
@@ -398,35 +407,35 @@ class LedTransfers:
             "partition=%s copies for %s begin epoch %d: %s",
             self._leadership.ref, stream.target, epoch, error,
         )  # fmt: skip
-        await self._replicated(self._write(self.copies.renumbered(stream, epoch)))
+        await self._replicated(self._write(stream.renumbered(epoch)))
 
-    async def _refused(self, stream: Stream, sent: Open, error: RaftqError) -> None:
+    async def _refused(self, stream: CopyStream, sent: OpenBatch, error: RaftqError) -> None:
         """The target will never take the open batch: find the record that is to blame."""
         if sent.count > 1:
             self._one_by_one[stream.target] = sent.count
-            await self._replicated(self._write(self.copies.shortened(stream, 1)))
+            await self._replicated(self._write(stream.shortened(1)))
             return
         (row,) = stream.first(1)
         place, target = self._leadership.ref, stream.target
-        given_back = self.copies.shortened(stream, 0)
-        if row.letter is None:
+        given_back = stream.shortened(0)
+        if row.death is None:
             logger.error(
                 "partition=%s event=redrive_refused offset=%d target=%s the letter stays: %s",
                 place, row.start, target, error,
             )  # fmt: skip
             self._redriving.pop(row.start, None)
-            self._write(given_back, self.copies.done(stream, 1))
+            self._write(given_back, CopiesDone(*stream.target, 1))
         else:
             logger.error(
                 "partition=%s event=letter_parked offset=%d group=%s target=%s its record stays "
-                "unsettled: %s", place, row.start, row.letter.group, target, error,
+                "unsettled: %s", place, row.start, row.death.group, target, error,
             )  # fmt: skip
-            self._write(given_back, self.copies.refused(stream, 1, str(error)[:TEXT_MAX]))
+            self._write(given_back, CopiesParked(*target, 1, str(error)[:TEXT_MAX]))
             self._arm()
         self._passed(stream, 1)
         self._tell()
 
-    def _passed(self, stream: Stream, count: int) -> None:
+    def _passed(self, stream: CopyStream, count: int) -> None:
         left = self._one_by_one.pop(stream.target, 0) - count
         if left > 0:
             self._one_by_one[stream.target] = left
@@ -443,16 +452,16 @@ class LedTransfers:
     def _unpark(self) -> None:
         """What was refused may fit by now, or be gone, which has to be told."""
         for stream in [one for one in self.copies.streams.values() if one.parked]:
-            self._write(self.copies.unparked(stream))
+            self._write(CopiesUnparked(*stream.target))
             self._start(stream)
 
-    def _gives_up(self, stream: Stream, error: RaftqError, failing_s: float) -> bool:
+    def _gives_up(self, stream: CopyStream, error: RaftqError, failing_s: float) -> bool:
         """Whether what is owed first is not owed any more."""
         if isinstance(error, CorruptBatch) and stream.open is None and failing_s > REPAIR_S:
             self._tell_lost(stream.rows[0], str(error))
-            self._finish(stream, 1, kinds.SKIPPED)
+            self._finish(stream, 1, SKIPPED)
             return True
-        is_redrive = stream.rows[0].letter is None
+        is_redrive = stream.rows[0].death is None
         is_gone = isinstance(error, UnknownTopic | UnknownPartition)
         if is_redrive and is_gone and failing_s > GONE_S:
             if self._copy_sender.exists(stream.target):
@@ -460,7 +469,7 @@ class LedTransfers:
             for row in stream.rows:
                 for offset in range(row.start, row.end):
                     self._redriving.pop(offset, None)
-            self._write(self.copies.dropped(stream))
+            self._write(CopiesDropped(*stream.target))
             self._tell()
             return True
         return False

@@ -17,7 +17,7 @@ from raftq.client.common.types import Buffer
 from raftq.client.wire import queue_messages as wire
 from raftq.client.wire.batch import FLAG_CONTROL
 from raftq.client.wire.record import BatchRecord
-from raftq.node.queue.core.copy_ledger import Owed, Target
+from raftq.node.queue.core.copy_ledger import CopyRow, Target
 from raftq.node.queue.core.dead_letter_headers import GROUP, SUFFIX, LetterFilter, origin
 from raftq.node.queue.leader.copy_service import LedTransfers
 from raftq.node.queue.leader.engine import LedgerEngine
@@ -70,13 +70,13 @@ async def dead_letters(engine: LedgerEngine, message: wire.DeadLetters, exists: 
 async def _redrive(
     engine: LedgerEngine, copy_service: LedTransfers, letters: list[BatchRecord], exists: Exists
 ) -> int:
-    rows: dict[Target, list[Owed]] = {}
+    rows: dict[Target, list[CopyRow]] = {}
     sent: list[int] = []
     for letter in letters:
         target = origin(letter)
         if target is None or not exists(target):
             continue  # it stays: there is nowhere to send it
-        row = Owed(letter.offset, letter.offset + 1, letter.priority, None)
+        row = CopyRow(letter.offset, letter.offset + 1, letter.priority, None)
         rows.setdefault(target, []).append(row)
         sent.append(letter.offset)
     if rows:

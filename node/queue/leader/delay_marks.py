@@ -10,20 +10,20 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import msgpack
+from msgspec.msgpack import Decoder
 
 from raftq.client.common.errors import CorruptBatch, CorruptFile, OffsetOutOfRange
 from raftq.client.common.tasks import sleep, yield_to_loop
 from raftq.client.wire.batch import FLAG_CONTROL, FLAG_DELAY_OFFSETS, Batch
 from raftq.client.wire.encoder import encode_control
+from raftq.node.queue.core.codec import encode_stored, stored_decoder
+from raftq.node.queue.core.entries import LedgerStruct
 from raftq.node.queue.core.pending_delays import PendingDelays
 from raftq.node.storage.log import Log
 
 logger = logging.getLogger(__name__)
 
-CANCELLED, FIRED, SEEN, REWOUND = 1, 2, 3, 4
 CANCELLED_KEPT = 65_536
 """How many cancelled records are remembered, the last ones."""
 READ_BYTES = 256 * 1024
@@ -38,25 +38,53 @@ REPAIRS_MAX = 12
 assert sys.byteorder == "little"
 
 
+class CancelledMark(LedgerStruct, tag=1, frozen=True):
+    """These delayed records are cancelled."""
+
+    ids: bytes
+
+
+class FiredMark(LedgerStruct, tag=2, frozen=True):
+    """Rows of ids, and the end of the data batch that has their records."""
+
+    rows: tuple[tuple[bytes, int], ...]
+
+
+class SeenMark(LedgerStruct, tag=3, frozen=True):
+    """Everything that fired below `data_end` in the data log has its mark."""
+
+    data_end: int
+
+
+class RewoundMark(LedgerStruct, tag=4, frozen=True):
+    """Older marks were about data that is gone; the data log was read up to `data_end`."""
+
+    data_end: int
+
+
+DelayMark = CancelledMark | FiredMark | SeenMark | RewoundMark
+_decode = stored_decoder(Decoder[DelayMark](DelayMark), "control record of a delays log")
+
+
 def cancelled(ids: Sequence[int]) -> bytearray:
-    return _control([CANCELLED, _packed(ids)])
+    return _control(CancelledMark(_packed(ids)))
 
 
 def fired(rows: Iterable[tuple[Sequence[int], int]]) -> bytearray:
     """Rows of ids and the end of the data batch that has them."""
-    return _control([FIRED, [(_packed(ids), end) for ids, end in rows]])
+    return _control(FiredMark(tuple((_packed(ids), end) for ids, end in rows)))
 
 
 def seen(data_end: int) -> bytearray:
-    return _control([SEEN, data_end])
+    return _control(SeenMark(data_end))
 
 
 def rewound(data_end: int) -> bytearray:
-    return _control([REWOUND, data_end])
+    return _control(RewoundMark(data_end))
 
 
-def _control(entry: list[Any]) -> bytearray:
-    return encode_control(msgpack.packb(entry))
+def _control(mark: DelayMark) -> bytearray:
+    return encode_control(encode_stored(mark))
 
 
 def _packed(ids: Sequence[int]) -> bytes:
@@ -64,6 +92,8 @@ def _packed(ids: Sequence[int]) -> bytes:
 
 
 def _unpacked(data: bytes) -> "array[int]":
+    if len(data) % 8:
+        raise CorruptFile(f"a control record of the delays log has {len(data)} bytes of ids")
     ids = array("q")
     ids.frombytes(data)
     return ids
@@ -153,29 +183,23 @@ class _Rebuild:
         self._learn(batch)
 
     def _control(self, value: bytes) -> None:
-        found, pending_delays = self._found, self._found.pending_delays
-        try:
-            kind, content = msgpack.unpackb(value)
-            if kind == CANCELLED:
-                ids = _unpacked(content)
-                pending_delays.cancelled(ids)
-                known = found.cancelled
-                known.update(dict.fromkeys(ids))
-                while len(known) > CANCELLED_KEPT:
-                    del known[next(iter(known))]
-            elif kind == FIRED:
-                for packed, end in content:
-                    self._fired(_unpacked(packed), end)
-            elif kind == SEEN:
-                self._seen(content)
-            elif kind == REWOUND:
+        found = self._found
+        mark = _decode(value)
+        if isinstance(mark, CancelledMark):
+            ids = _unpacked(mark.ids)
+            found.pending_delays.cancelled(ids)
+            known = found.cancelled
+            known.update(dict.fromkeys(ids))
+            while len(known) > CANCELLED_KEPT:
+                del known[next(iter(known))]
+        elif isinstance(mark, FiredMark):
+            for packed, end in mark.rows:
+                self._fired(_unpacked(packed), end)
+        else:
+            if isinstance(mark, RewoundMark):
                 found.seen_end, found.rewinds = 0, False
                 found.void.clear()
-                self._seen(content)
-            else:
-                raise CorruptFile(f"the delays log has an unknown control record {kind!r}")
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise CorruptFile(f"a control record of the delays log is damaged: {error}") from error
+            self._seen(mark.data_end)
 
     def _fired(self, ids: "array[int]", end: int) -> None:
         found = self._found

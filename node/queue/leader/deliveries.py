@@ -22,10 +22,26 @@ from collections.abc import Callable, Iterable, Sequence
 
 from raftq.client.common.errors import InvalidArgument
 from raftq.cluster.metadata.topic_config import DEAD_LETTER_SUFFIX, TopicConfig
-from raftq.node.queue.core import entries as kinds
 from raftq.node.queue.core.config import DeliveryConfig
-from raftq.node.queue.core.entries import ATTEMPT_MAX, RANGE_MAX, Entry
-from raftq.node.queue.core.group_delivery import DyingRecords, GroupDelivery, Row
+from raftq.node.queue.core.entries import (
+    ABSOLUTE,
+    ATTEMPT_MAX,
+    DEAD,
+    RANGE_MAX,
+    ClippedEntry,
+    ClockEntry,
+    CreatedEntry,
+    DeletedEntry,
+    Entry,
+    ExtendedEntry,
+    GrantedEntry,
+    Row,
+    SettledEntry,
+    SnapshotEntry,
+    pack,
+    unpack,
+)
+from raftq.node.queue.core.group_delivery import DyingRecords, GroupDelivery
 from raftq.node.queue.core.lanes import LANES
 from raftq.node.queue.leader.ledger import TAG_DELIVERY, Ledger
 from raftq.node.replication.leader_log import LeaderLog, Leadership
@@ -33,10 +49,8 @@ from raftq.node.replication.leader_log import LeaderLog, Leadership
 GROUPS_MAX = 1000
 CLOCK_S_MIN, CLOCK_S_MAX = 0.5, 600.0
 """How often the ledger is told the time, if nothing else tells it, while something is to end."""
-# Entries that mean the same whatever came before them.
-_ABSOLUTE = (kinds.RESET, kinds.PAUSED, kinds.CREATED)
 # Entries after which there is no more to lease than before.
-_GIVE_NOTHING = (kinds.SETTLED, kinds.EXTENDED, kinds.GRANTED)
+_GIVE_NOTHING = (SettledEntry, ExtendedEntry, GrantedEntry)
 
 
 class ReadableLanes:
@@ -116,7 +130,7 @@ class GroupDeliveries:
         """A new group that begins there."""
         if len(self.groups) >= GROUPS_MAX:
             raise InvalidArgument(f"a partition has at most {GROUPS_MAX} groups")
-        self.write([kinds.created(name, start_offset)])
+        self.write([CreatedEntry(name, start_offset)])
         return self.groups[name]
 
     def write(
@@ -125,9 +139,8 @@ class GroupDeliveries:
         """Apply entries and write them, and other ledger records with them."""
         for entry in entries:
             self._apply(entry)
-            group = self.groups.get(entry[1])
-            if group is not None:
-                self.on_change(group)
+            if entry.group in self.groups:
+                self.on_change(self.groups[entry.group])
         return self.record(entries, also, patient)
 
     def record(
@@ -135,15 +148,15 @@ class GroupDeliveries:
     ) -> "asyncio.Future[None]":
         """Write entries whose effect is in memory already."""
         for entry in entries:
-            if entry[0] == kinds.GRANTED:
-                self.clock = entry[2]
-        return self._ledger.write([TAG_DELIVERY + kinds.pack(entries), *also], patient)
+            if isinstance(entry, GrantedEntry):
+                self.clock = entry.now
+        return self._ledger.write([TAG_DELIVERY + pack(entries), *also], patient)
 
     def take_over(self, now: float) -> None:
         """Go on by this clock: whatever was to end or be due later, is so as much later."""
         self._began = now
         if self.clock is not None and self._is_timed():
-            self.write([kinds.clock(now, now - self.clock)])
+            self.write([ClockEntry(None, now, now - self.clock)])
 
     def clock_due(self, soonest: float) -> float:
         """When the ledger should be told the time, if the first lease or wait ends at `soonest`."""
@@ -154,20 +167,20 @@ class GroupDeliveries:
     def keep_time(self, now: float, soonest: float) -> float:
         """Tell the ledger the time, if that is due; when it will be due next."""
         if now >= self.clock_due(soonest) and self._leadership.has_enough_replicas():
-            self.write([kinds.clock(now)])
+            self.write([ClockEntry(None, now, 0.0)])
         return max(self.clock_due(soonest), now + CLOCK_S_MIN)
 
     def _is_timed(self) -> bool:
         return any(len(one.core.leases) or len(one.core.waiting) for one in self.groups.values())
 
     def settle_dead(
-        self, group: str, rows: Iterable[Row], also: Sequence[bytes] = (), how: int = kinds.DEAD
+        self, group: str, rows: Iterable[Row], also: Sequence[bytes] = (), how: int = DEAD
     ) -> "asyncio.Future[None]":
         """The copies of these dying records are safe, or (SKIPPED) nothing was left to copy; rows
         of leases that are gone do nothing."""
         if group not in self.groups:
             return self._ledger.write(also)
-        return self.write([(kinds.SETTLED, group, how, tuple(rows))], also)
+        return self.write([SettledEntry(group, how, tuple(rows))], also)
 
     def pass_over(
         self, group: str, ranges: Iterable[tuple[int, int]], also: Sequence[bytes] = ()
@@ -202,21 +215,21 @@ class GroupDeliveries:
             self.on_change(found)
 
     def _apply(self, entry: Entry) -> None:
-        kind, name = entry[0], entry[1]
-        if kind in (kinds.GRANTED, kinds.CLOCK):
-            self.clock = entry[2]
+        name = entry.group
+        if isinstance(entry, GrantedEntry | ClockEntry):
+            self.clock = entry.now
         if name is None:
             for group in self.groups.values():
                 group.core.apply(entry)
                 group.idle_at = -1
-        elif kind == kinds.DELETED:
+        elif isinstance(entry, DeletedEntry):
             self.groups.pop(name, None)
         else:
             found = self.groups.get(name)
-            if found is None or kind == kinds.SNAPSHOT:
+            if found is None or isinstance(entry, SnapshotEntry):
                 found = self.groups[name] = self._new(name)
             found.core.apply(entry)
-            if kind not in _GIVE_NOTHING:
+            if not isinstance(entry, _GIVE_NOTHING):
                 found.idle_at = -1
 
     def _new(self, name: str) -> GroupState:
@@ -227,30 +240,28 @@ class GroupDeliveries:
     # The chapter
 
     def replay(self, content: bytes) -> None:
-        entries = kinds.unpack(content)
-        for entry in entries if not self.damaged else filter(None, map(self._believable, entries)):
-            self._apply(entry)
+        for entry in unpack(content):
+            believed = self._believable(entry) if self.damaged else entry
+            if believed is not None:
+                self._apply(believed)
 
     def snapshot(self) -> list[bytes]:
-        told = [] if self.clock is None else [kinds.pack([kinds.clock(self.clock)])]
-        return told + [kinds.pack([group.core.snapshot()]) for group in self.groups.values()]
+        clock = [] if self.clock is None else [pack([ClockEntry(None, self.clock, 0.0)])]
+        return clock + [pack([group.core.snapshot()]) for group in self.groups.values()]
 
     def _believable(self, entry: Entry) -> Entry | None:
-        """What an entry still says when those before it are not all known."""
-        kind, name = entry[0], entry[1]
-        if kind == kinds.SETTLED:
-            return (kind, name, entry[2], tuple((0, start, end) for _, start, end in entry[3]))
-        if kind in _ABSOLUTE or kind in (kinds.CLIPPED, kinds.SNAPSHOT, kinds.DELETED):
+        """What an entry still means when some entries before it are unknown."""
+        if isinstance(entry, SettledEntry):
+            rows = tuple((0, start, end) for _, start, end in entry.rows)
+            return SettledEntry(entry.group, entry.how, rows)
+        if isinstance(entry, (*ABSOLUTE, ClippedEntry, SnapshotEntry, DeletedEntry)):
             return entry
         return None
 
     def restart_unsettled(self) -> None:
         """After a damaged replay: whatever is not settled is fresh again."""
-        for name, group in list(self.groups.items()):
-            core = group.core
-            cursors = [core.settled.prefix] * LANES
-            state = (core.settled.dump(), cursors, core.paused, core.counters.to_row(), (), ())
-            self._apply((kinds.SNAPSHOT, name, state))
+        for group in list(self.groups.values()):
+            self._apply(group.core.settled_snapshot())
 
     def refers_beyond(self, end: int) -> bool:
         """Whether a group knows of offsets that the data log does not have."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from raftq.client.common.errors import CorruptBatch, NotEnoughReplicas, RaftqError
-from raftq.node.queue.core import entries as kinds
+from raftq.node.queue.core.entries import ClippedEntry
 from raftq.node.queue.core.group_delivery import DyingRecords
 from raftq.node.queue.leader.deliveries import GroupDeliveries, GroupState
 from raftq.node.queue.leader.interfaces import MakeDelayLine, MakeTransfers
@@ -96,7 +96,7 @@ class LedgerEngine:
         self.deliveries.take_over(self.now())
         if self.deliveries.refers_beyond(end):
             logger.error("partition=%s event=ledger_clipped end=%d", self.leadership.ref, end)
-            self.deliveries.write([kinds.clipped(end)])
+            self.deliveries.write([ClippedEntry(None, end)])
         self.offsets.clip(end)
         self.copy_service.begin()
 

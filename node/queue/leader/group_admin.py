@@ -8,8 +8,8 @@ from dataclasses import fields
 
 from raftq.client.common.errors import Detail, OffsetOutOfRange, UnknownGroup
 from raftq.client.wire.queue_messages import QueueGroup, SteerGroup, SteerGroupReply
-from raftq.node.queue.core import entries as kinds
 from raftq.node.queue.core.delivery_state import Counters
+from raftq.node.queue.core.entries import DeletedEntry
 from raftq.node.queue.core.group_delivery import GroupDelivery
 from raftq.node.queue.leader.deliveries import GroupState
 from raftq.node.queue.leader.engine import LedgerEngine, Waits
@@ -59,7 +59,7 @@ def steer(engine: LedgerEngine, message: SteerGroup) -> tuple[SteerGroupReply, W
 def _delete(engine: LedgerEngine, name: str) -> tuple[SteerGroupReply, Waits]:
     waits: Waits = []
     if name in engine.deliveries.groups:
-        waits.append(engine.deliveries.write([kinds.deleted(name)]))
+        waits.append(engine.deliveries.write([DeletedEntry(name)]))
     if name in engine.offsets.positions:
         waits.append(engine.offsets.forget(name))
     if not waits:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from raftq.client.common.types import Buffer
 from raftq.client.wire.queue_messages import LeasedRange
 from raftq.client.wire.schema import ITEMS_MAX
-from raftq.node.queue.core import entries as kinds
-from raftq.node.queue.core.entries import Entry
-from raftq.node.queue.core.group_delivery import Grant, Row
+from raftq.node.queue.core.entries import POSTPONED, Entry, ReturnedEntry, ReturnRow, Row
+from raftq.node.queue.core.group_delivery import Grant
 from raftq.node.queue.leader.deliveries import GroupState
 from raftq.node.queue.leader.engine import LedgerEngine
 from raftq.node.queue.leader.leased_batches import LeasedBatches, Ranges, without
@@ -103,11 +102,11 @@ def _deliver(
         raise
     if covered.cut_at is not None:
         grants = _cut(group, grants, covered.cut_at, now, ask.holder)
-    entries = [core.granted_entry(grants, now, ask.holder)]
+    granted = core.granted_entry(grants, now, ask.holder)
     lost = _settle_lost(engine, group, grants, covered, now)
     for entry in lost:
         core.apply(entry)
-    replicated = engine.deliveries.record(entries + lost)
+    replicated = engine.deliveries.record([granted, *lost])
     if covered.expired:
         _bury_expired(engine, group, grants, covered, now)
     if covered.error is not None:
@@ -163,8 +162,11 @@ def _settle_lost(
     if covered.unreadable:
         due = now + UNREADABLE_S
         attempts = {grant.nonce: grant.attempt - 1 for grant in grants}
-        rows = [(*row, attempts[row[0]], due) for row in _rows(grants, covered.unreadable)]
-        entries.append((kinds.RETURNED, core.group, kinds.POSTPONED, tuple(rows)))
+        rows = [
+            ReturnRow(nonce, start, end, attempts[nonce], due)
+            for nonce, start, end in _rows(grants, covered.unreadable)
+        ]
+        entries.append(ReturnedEntry(core.group, POSTPONED, tuple(rows)))
     return entries
 
 

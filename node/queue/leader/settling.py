@@ -1,16 +1,19 @@
-"""What a holder says about the records it has leased. (Shell.)
+"""What the holder of leased records decides about them. (Shell.)
 
-Rows are ranges under receipts, and each row has its own answer. A range may be held in part, after
-a lost answer or because some of it was settled otherwise: the verb then holds for what is still
-held. A row of which nothing is held is refused; for `ack` also one that is held in part, with what
-became of the rest: `already_settled` then means that everything in the row is settled now. So an
-ack that is repeated because its answer was lost can take `already_settled` for success.
+Rows are ranges under receipts, and each row has its own answer. A range may be held only in part,
+after a lost answer or because some of it was settled otherwise: the verb then applies to the part
+that is still held. A row of which nothing is held is refused. `ack` also refuses a row that is held
+in part, and says what became of the rest: `already_settled` then means that everything in the row
+is settled now. So a client that repeats an ack because its answer was lost can take
+`already_settled` for success.
 
-Errors, too, are answered only when what they rest on is replicated: otherwise a new leader could
-deliver again what somebody was told is settled.
+Errors, too, are answered only when the state they rest on is replicated: otherwise a new leader
+could deliver a record again after a client was told that it is settled.
 """
 
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from raftq.client.common.errors import (
     AlreadySettled,
@@ -22,11 +25,9 @@ from raftq.client.common.errors import (
 )
 from raftq.client.wire.queue_messages import Settle
 from raftq.cluster.metadata.topic_config import DEAD_LETTER_SUFFIX
-from raftq.node.queue.core import entries as kinds
-from raftq.node.queue.core.entries import Entry
-from raftq.node.queue.core.group_delivery import DyingRecords, GroupDelivery, Row
+from raftq.node.queue.core.entries import ACKED, ExtendedEntry, ReturnedEntry, Row, SettledEntry
+from raftq.node.queue.core.group_delivery import DyingRecords, GroupDelivery
 from raftq.node.queue.core.leases import TAG_SHIFT, group_tag
-from raftq.node.queue.leader.deliveries import GroupState
 from raftq.node.queue.leader.engine import LedgerEngine, Waits
 from raftq.node.queue.leader.leased_batches import without
 
@@ -35,7 +36,7 @@ DELAY_MS_MAX = 366 * 24 * 3_600_000
 
 @dataclass(slots=True)
 class SettleResult:
-    """A code per row, and what has to be replicated before it is said."""
+    """A code per row, and what has to be replicated before the answer goes out."""
 
     errors: tuple[str, ...]
     waits: Waits
@@ -45,16 +46,16 @@ class SettleResult:
 
 @dataclass(slots=True)
 class _Decided:
-    """What the rows of one request come to."""
+    """The decisions about all rows of one request."""
 
     errors: list[str] = field(default_factory=list)
-    rows: list[tuple[float, ...]] = field(default_factory=list)
-    letters: list[DyingRecords] = field(default_factory=list)
+    entry: SettledEntry | ReturnedEntry | ExtendedEntry | None = None
+    dying: list[DyingRecords] = field(default_factory=list)
     due: float = 0.0
 
 
 def settle(engine: LedgerEngine, message: Settle) -> SettleResult:
-    """Do what the verb says to each row."""
+    """Apply the verb to each row."""
     _check(message)
     engine.check_writable()
     group = engine.deliveries.groups.get(message.group)
@@ -63,18 +64,17 @@ def settle(engine: LedgerEngine, message: Settle) -> SettleResult:
         return SettleResult(tuple(_unknown(message.group, rows)), [engine.ledger.barrier()])
     engine.deliveries.refresh_config()
     now = engine.now()
-    entry: Entry | None
     if message.verb == "ack":
-        errors, entry = _ack(group.core, rows, now)
-        decided = _Decided(errors)
+        decided = _ack(group.core, rows, now)
     else:
-        decided = _VERBS[message.verb](engine, group.core, rows, now, message)
-        entry = _entry(group, message.verb, decided)
-    waits = [
-        engine.ledger.barrier() if entry is None else engine.deliveries.write([entry], patient=True)
-    ]
-    waits += engine.bury(group, decided.letters, message.error)
-    dead = sum(letter.end - letter.start for letter in decided.letters)
+        is_dead_letter = engine.leadership.ref.topic.endswith(DEAD_LETTER_SUFFIX)
+        decided = _decide(group.core, rows, now, message, is_dead_letter)
+    if decided.entry is None:
+        waits = [engine.ledger.barrier()]
+    else:
+        waits = [engine.deliveries.write([decided.entry], patient=True)]
+    waits += engine.bury(group, decided.dying, message.error)
+    dead = sum(dying.end - dying.start for dying in decided.dying)
     if message.verb == "reject":
         group.rejected += dead
     elif message.verb == "extend":
@@ -101,17 +101,17 @@ def _unknown(name: str, rows: list[Row]) -> list[str]:
     ]
 
 
-def _ack(core: GroupDelivery, rows: list[Row], now: float) -> tuple[list[str], Entry | None]:
+def _ack(core: GroupDelivery, rows: list[Row], now: float) -> _Decided:
     if not rows:
-        return [], None
+        return _Decided()
     try:
-        return [""] * len(rows), core.ack(rows, now)
+        return _Decided([""] * len(rows), core.ack(rows, now))
     except LeaseLost:
         return _ack_some(core, rows, now)
 
 
-def _ack_some(core: GroupDelivery, rows: list[Row], now: float) -> tuple[list[str], Entry | None]:
-    """Row by row: not all of them are held."""
+def _ack_some(core: GroupDelivery, rows: list[Row], now: float) -> _Decided:
+    """Row by row, because not all of them are held."""
     errors: list[str] = []
     held: list[Row] = []
     for row in rows:
@@ -124,7 +124,7 @@ def _ack_some(core: GroupDelivery, rows: list[Row], now: float) -> tuple[list[st
         else:
             held.append(row)
             errors.append("")
-    return errors, (kinds.SETTLED, core.group, kinds.ACKED, tuple(held)) if held else None
+    return _Decided(errors, SettledEntry(core.group, ACKED, tuple(held)) if held else None)
 
 
 def _held_of(core: GroupDelivery, row: Row, now: float) -> tuple[list[Row], str]:
@@ -147,114 +147,47 @@ def _held_of(core: GroupDelivery, row: Row, now: float) -> tuple[list[Row], str]
     return [(nonce, *run) for run in runs], code
 
 
-def _nack(
-    engine: LedgerEngine, core: GroupDelivery, rows: list[Row], now: float, message: Settle
+def _decide(
+    core: GroupDelivery, rows: list[Row], now: float, message: Settle, is_dead_letter: bool
 ) -> _Decided:
-    delay = None if message.delay_ms is None else message.delay_ms / 1000
-    if message.verb == "reject":
-        # Of a dead letter: it has nowhere to go, so it waits.
-        delay = core.config.backoff_cap_s
+    """Apply any verb but ack, row by row; one entry holds all of it."""
     decided = _Decided()
+    entries: list[ReturnedEntry | ExtendedEntry] = []
     for row in rows:
         try:
-            entry, letters = core.nack(*row, now, delay)
+            entry, dying = _decide_row(core, row, now, message, is_dead_letter)
         except LeaseLost as error:
             decided.errors.append(error.code)
             continue
         decided.errors.append("")
-        decided.letters += letters
+        decided.dying += dying
         if entry is not None:
-            decided.rows += entry[3]
-            decided.due = max(decided.due, entry[3][0][4])
+            entries.append(entry)
+            decided.due = max(decided.due, _due(entry))
+    if entries:
+        all_rows = [row for entry in entries for row in entry.rows]
+        decided.entry = replace(entries[0], rows=tuple(all_rows))
     return decided
 
 
-def _postpone(
-    engine: LedgerEngine, core: GroupDelivery, rows: list[Row], now: float, message: Settle
-) -> _Decided:
-    decided = _Decided()
-    delay = (message.delay_ms or 0) / 1000
-    for row in rows:
-        try:
-            entry = core.postpone(*row, now, delay)
-        except LeaseLost as error:
-            decided.errors.append(error.code)
-            continue
-        decided.errors.append("")
-        decided.rows += entry[3]
-        decided.due = now + delay
-    return decided
+def _decide_row(
+    core: GroupDelivery, row: Row, now: float, message: Settle, is_dead_letter: bool
+) -> tuple[ReturnedEntry | ExtendedEntry | None, list[DyingRecords]]:
+    delay = None if message.delay_ms is None else message.delay_ms / 1000
+    if message.verb == "postpone":
+        return core.postpone(*row, now, delay or 0.0), []
+    if message.verb == "extend":
+        return core.extend(*row, now, delay or 0.0), []
+    if message.verb == "release":
+        return core.release([row], now), []
+    if message.verb == "nack":
+        return core.nack(*row, now, delay)
+    assert message.verb == "reject", message
+    if is_dead_letter:
+        # A rejected dead letter has nowhere to go, so it waits.
+        return core.nack(*row, now, core.config.backoff_cap_s)
+    return None, core.reject(*row, now, message.reason or "rejected")
 
 
-def _reject(
-    engine: LedgerEngine, core: GroupDelivery, rows: list[Row], now: float, message: Settle
-) -> _Decided:
-    if engine.leadership.ref.topic.endswith(DEAD_LETTER_SUFFIX):
-        return _nack(engine, core, rows, now, message)
-    decided = _Decided()
-    for row in rows:
-        try:
-            decided.letters += core.reject(*row, now, message.reason or "rejected")
-        except LeaseLost as error:
-            decided.errors.append(error.code)
-        else:
-            decided.errors.append("")
-    return decided
-
-
-def _extend(
-    engine: LedgerEngine, core: GroupDelivery, rows: list[Row], now: float, message: Settle
-) -> _Decided:
-    decided = _Decided()
-    extension = (message.delay_ms or 0) / 1000
-    for row in rows:
-        try:
-            entry = core.extend(*row, now, extension)
-        except LeaseLost as error:
-            decided.errors.append(error.code)
-            continue
-        decided.errors.append("")
-        decided.rows += entry[2]
-        decided.due = now + extension
-    return decided
-
-
-def _release(
-    engine: LedgerEngine, core: GroupDelivery, rows: list[Row], now: float, message: Settle
-) -> _Decided:
-    decided = _Decided()
-    for row in rows:
-        try:
-            entry = core.release([row], now)
-        except LeaseLost as error:
-            decided.errors.append(error.code)
-            continue
-        decided.errors.append("")
-        decided.rows += entry[3]
-        decided.due = now
-    return decided
-
-
-def _entry(group: GroupState, verb: str, decided: _Decided) -> Entry | None:
-    """One entry for all rows of a request."""
-    if not decided.rows:
-        return None
-    rows = tuple(decided.rows)
-    if verb == "extend":
-        return (kinds.EXTENDED, group.core.group, rows)
-    return (kinds.RETURNED, group.core.group, _RETURNED_HOW[verb], rows)
-
-
-_VERBS = {
-    "nack": _nack,
-    "postpone": _postpone,
-    "reject": _reject,
-    "extend": _extend,
-    "release": _release,
-}
-_RETURNED_HOW = {
-    "nack": kinds.NACKED,
-    "reject": kinds.NACKED,
-    "postpone": kinds.POSTPONED,
-    "release": kinds.RELEASED,
-}
+def _due(entry: ReturnedEntry | ExtendedEntry) -> float:
+    return entry.rows[0].deadline if isinstance(entry, ExtendedEntry) else entry.rows[0].due

@@ -17,11 +17,12 @@ forgotten. So a record says the same whatever came before it.
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-import msgpack
+from msgspec.msgpack import Decoder
 
 from raftq.client.common.errors import CorruptFile, FencedGeneration, InvalidArgument
+from raftq.node.queue.core.codec import encode_stored, stored_decoder
+from raftq.node.queue.core.entries import LedgerStruct
 from raftq.node.queue.leader.ledger import TAG_OFFSETS, Ledger
 
 NOTHING = -1
@@ -78,7 +79,7 @@ class StoredOffsets:
 
     def forget(self, group: str) -> "asyncio.Future[None]":
         self.positions.pop(group, None)
-        return self._ledger.write([_pack([[group]])])
+        return self._ledger.write([TAG_OFFSETS + encode_stored([[group]])])
 
     def _check(self, group: str, owner_epoch: int) -> StoredPosition:
         known = self.of(group)
@@ -98,31 +99,20 @@ class StoredOffsets:
 
     def _write(self, group: str, position: StoredPosition) -> "asyncio.Future[None]":
         self.positions[group] = position
-        return self._ledger.write([_pack([_row(group, position)])])
+        return self._ledger.write([TAG_OFFSETS + encode_stored([_row(group, position)])])
 
     # The chapter
 
     def replay(self, content: bytes) -> None:
-        try:
-            rows = msgpack.unpackb(content, strict_map_key=True)
-            for row in rows:
-                self._take(*row)
-        except Exception as error:
-            # msgpack raises several unrelated types on bad input; all of them mean the same here.
-            raise CorruptFile(f"stored offsets make no sense: {error!r:.100}") from error
-
-    def _take(self, group: str, *rest: Any) -> None:
-        if not rest:
-            self.positions.pop(group, None)
-            return
-        offset, owner_epoch, member, owned, turn = rest
-        self.positions[str(group)] = StoredPosition(
-            int(offset), int(owner_epoch), str(member), bool(owned), int(turn)
-        )
+        for row in _decode(content):
+            if row.offset is None:
+                self.positions.pop(row.group, None)
+            else:
+                self.positions[row.group] = row.position()
 
     def snapshot(self) -> Iterable[bytes]:
         if self.positions:
-            yield _pack([_row(*each) for each in self.positions.items()])[len(TAG_OFFSETS) :]
+            yield encode_stored([_row(*each) for each in self.positions.items()])
 
     def clip(self, end: int) -> None:
         """The data log ends there now."""
@@ -132,12 +122,27 @@ class StoredOffsets:
                 self._write(group, position)
 
 
-def _row(group: str, position: StoredPosition) -> list[Any]:
-    return [
+class _StoredRow(LedgerStruct, frozen=True):
+    """A whole position, or a group alone: its position is forgotten."""
+
+    group: str
+    offset: int | None = None
+    owner_epoch: int = NOTHING
+    member: str = ""
+    owned: bool = False
+    turn: int | None = None
+
+    def position(self) -> StoredPosition:
+        if self.offset is None or self.turn is None:
+            raise CorruptFile(f"the stored offset of group {self.group!r:.60} is cut short")
+        return StoredPosition(self.offset, self.owner_epoch, self.member, self.owned, self.turn)
+
+
+_decode = stored_decoder(Decoder(list[_StoredRow]), "stored offsets")
+
+
+def _row(group: str, position: StoredPosition) -> _StoredRow:
+    return _StoredRow(
         *(group, position.offset, position.owner_epoch, position.member),
         *(position.owned, position.turn),
-    ]
-
-
-def _pack(rows: list[Any]) -> bytes:
-    return TAG_OFFSETS + bytes(msgpack.packb(rows))
+    )

@@ -4,72 +4,73 @@ A directory of today must open with every later version, so these bytes never ch
 """
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from raftq.client.wire.batch import Batch
+from raftq.node.queue.core import copy_ledger as copies
 from raftq.node.queue.core import entries
-from raftq.node.queue.core.copy_ledger import CopyLedger, Death, Open, Owed, Stream
-from raftq.node.queue.core.copy_ledger import pack as pack_copy
+from raftq.node.queue.core.codec import encode_stored
+from raftq.node.queue.core.copy_ledger import CopyLedger
 from raftq.node.queue.embedded import ledger as embedded
 from raftq.node.queue.leader import delay_marks
 from raftq.node.queue.leader.stored_offsets import StoredOffsets, StoredPosition
 
 NONCE = (1 << 62) + 5
 
-CLOCK = entries.clock(3.0, -1.5)
+CLOCK = entries.ClockEntry(None, 3.0, -1.5)
 ENTRIES: dict[str, tuple[entries.Entry, str]] = {
     "granted": (
-        (
-            entries.GRANTED,
+        entries.GrantedEntry(
             "g",
             1700000000.5,
             "worker",
             (
-                (2, 0, 10, 1, NONCE, 1700000030.5, 1700000000.5, True),
-                (0, 12, 13, 2, 7, 31.0, 1.25, False),
+                entries.GrantRow(2, 0, 10, 1, NONCE, 1700000030.5, 1700000000.5, True),
+                entries.GrantRow(0, 12, 13, 2, 7, 31.0, 1.25, False),
             ),
         ),
         "919501a167cb41d954fc40200000a6776f726b6572929802000a01cf4000000000000005"
         "cb41d954fc47a00000cb41d954fc40200000c398000c0d0207cb403f000000000000cb3ff4000000000000c2",
     ),
     "settled": (
-        (entries.SETTLED, "g", entries.ACKED, ((NONCE, 0, 3), (0, 4, 70000))),
+        entries.SettledEntry("g", entries.ACKED, ((NONCE, 0, 3), (0, 4, 70000))),
         "919402a167009293cf40000000000000050003930004ce00011170",
     ),
     "returned": (
-        (
-            entries.RETURNED,
+        entries.ReturnedEntry(
             "g",
             entries.POSTPONED,
-            ((NONCE, 3, 5, 0, 12.5), (9, 6, 7, 2, 1700000000.0)),
+            (
+                entries.ReturnRow(NONCE, 3, 5, 0, 12.5),
+                entries.ReturnRow(9, 6, 7, 2, 1700000000.0),
+            ),
         ),
         "919403a167019295cf4000000000000005030500cb40290000000000009509060702cb41d954fc40000000",
     ),
     "extended": (
-        (entries.EXTENDED, "g", ((NONCE, 5, 6, 99.0),)),
+        entries.ExtendedEntry("g", (entries.ExtendRow(NONCE, 5, 6, 99.0),)),
         "919304a1679194cf40000000000000050506cb4058c00000000000",
     ),
-    "reset": ((entries.RESET, "g", (1 << 63) - 1), "919305a167cf7fffffffffffffff"),
-    "paused": ((entries.PAUSED, "g", True), "919306a167c3"),
-    "created": (entries.created("grüppe", 300), "919307a76772c3bc707065cd012c"),
-    "deleted": (entries.deleted("g"), "919208a167"),
-    "clipped": (entries.clipped(65536), "919309c0ce00010000"),
+    "reset": (entries.ResetEntry("g", (1 << 63) - 1), "919305a167cf7fffffffffffffff"),
+    "paused": (entries.PausedEntry("g", True), "919306a167c3"),
+    "created": (entries.CreatedEntry("grüppe", 300), "919307a76772c3bc707065cd012c"),
+    "deleted": (entries.DeletedEntry("g"), "919208a167"),
+    "clipped": (entries.ClippedEntry(None, 65536), "919309c0ce00010000"),
     "snapshot": (
-        (
-            entries.SNAPSHOT,
+        entries.SnapshotEntry(
             "g",
-            (
+            entries.GroupSnapshot(
                 (7, ((0, b"\x00\x05"), (1, 3))),
                 (20, 20, 20, 20, 128),
                 False,
                 (1, 2, 3, 4, 5, 6, 7, 8, 70000),
-                ((2, 11, 12, 1, 5.5, 4.5),),
+                (entries.WaitRow(2, 11, 12, 1, 5.5, 4.5),),
                 (
-                    (
+                    entries.LeaseRow(
                         *(NONCE, "w", 2, 13, 17, 1, 4.5, 4.5, 34.5),
-                        *(((13, 14), (15, 17)), ((15, 16, 99.5),)),
+                        runs=((13, 14), (15, 17)),
+                        deadlines=((15, 16, 99.5),),
                     ),
                 ),
             ),
@@ -91,41 +92,43 @@ def test_a_delivery_entry_keeps_its_bytes(name: str) -> None:
 
 
 TARGET = ("jobs.dlq", 3)
-STREAM = Stream(TARGET, epoch=2, sequence=40)
-SENDING = Stream(TARGET, open=Open(5, 2, 40))
-COPIES = {
-    "producer": (CopyLedger.producer(70000), "9205ce00011170"),
-    "owed": (
-        CopyLedger.owed(
-            TARGET,
-            [
-                Owed(0, 10, 2, None),
-                Owed(11, 12, 0, Death("g", NONCE, 3, 1.5, 2.5, "max_deliveries", "boom")),
-            ],
+STREAM = copies.CopyStream(TARGET, epoch=2, sequence=40)
+SENDING = copies.CopyStream(TARGET, open=copies.OpenBatch(5, 2, 40))
+COPIES: dict[str, tuple[copies.CopyEntry, str]] = {
+    "producer": (copies.CopyProducer(70000), "9205ce00011170"),
+    "added": (
+        copies.CopiesAdded(
+            *TARGET,
+            (
+                copies.CopyRow(0, 10, 2, None),
+                copies.CopyRow(
+                    11, 12, 0, copies.Death("g", NONCE, 3, 1.5, 2.5, "max_deliveries", "boom")
+                ),
+            ),
         ),
         "9401a86a6f62732e646c71039294000a02c0940b0c0097a167cf400000000000000503"
         "cb3ff8000000000000cb4004000000000000ae6d61785f64656c69766572696573a4626f6f6d",
     ),
-    "batch": (CopyLedger.batch(STREAM, 9), "9602a86a6f62732e646c7103090228"),
-    "renumbered": (CopyLedger.renumbered(SENDING, 3), "9602a86a6f62732e646c7103050300"),
-    "shortened": (CopyLedger.shortened(SENDING, 1), "9602a86a6f62732e646c7103010228"),
+    "batch": (STREAM.next_batch(9), "9602a86a6f62732e646c7103090228"),
+    "renumbered": (SENDING.renumbered(3), "9602a86a6f62732e646c7103050300"),
+    "shortened": (SENDING.shortened(1), "9602a86a6f62732e646c7103010228"),
     "parked": (
-        CopyLedger.refused(STREAM, 1, "too_large"),
+        copies.CopiesParked(*TARGET, 1, "too_large"),
         "9506a86a6f62732e646c710301a9746f6f5f6c61726765",
     ),
-    "unparked": (CopyLedger.unparked(STREAM), "9307a86a6f62732e646c7103"),
-    "done": (CopyLedger.done(STREAM, 300), "9403a86a6f62732e646c7103cd012c"),
-    "dropped": (CopyLedger.dropped(STREAM), "9304a86a6f62732e646c7103"),
+    "unparked": (copies.CopiesUnparked(*TARGET), "9307a86a6f62732e646c7103"),
+    "done": (copies.CopiesDone(*TARGET, 300), "9403a86a6f62732e646c7103cd012c"),
+    "dropped": (copies.CopiesDropped(*TARGET), "9304a86a6f62732e646c7103"),
 }
 
 
 @pytest.mark.parametrize("name", COPIES)
 def test_an_entry_about_copies_keeps_its_bytes(name: str) -> None:
     entry, golden = COPIES[name]
-    assert pack_copy(entry).hex() == golden
+    assert encode_stored(entry).hex() == golden
     from_entry, from_bytes = CopyLedger(), CopyLedger()
     for ledger in (from_entry, from_bytes):
-        ledger.apply(COPIES["owed"][0])
+        ledger.apply(COPIES["added"][0])
     from_entry.apply(entry)
     from_bytes.replay(bytes.fromhex(golden))
     assert from_bytes.streams == from_entry.streams
@@ -134,7 +137,7 @@ def test_an_entry_about_copies_keeps_its_bytes(name: str) -> None:
 
 def test_a_snapshot_of_copies_keeps_its_bytes() -> None:
     ledger = CopyLedger()
-    for name in ("producer", "owed", "batch", "parked"):
+    for name in ("producer", "added", "batch", "parked"):
         ledger.apply(COPIES[name][0])
     content = list(ledger.snapshot())
     assert [record.hex() for record in content] == [
@@ -206,33 +209,31 @@ def test_a_mark_in_a_delays_log_keeps_its_bytes(name: str) -> None:
     assert [value.hex() for value in Batch(bytes(batch)).values()] == [golden]
 
 
-SHELL: dict[str, tuple[Any, str]] = {
-    "checkpoint": ([embedded.CHECKPOINT, "noon", 70000], "53919301a46e6f6f6ece00011170"),
-    "forget": ([embedded.FORGET, "g"], "53919202a167"),
-    "dead_done": ([embedded.DEAD_DONE, [[0, 3], [5, 300]]], "53919203929200039205cd012c"),
+SHELL: dict[str, tuple[embedded.QueueEntry, str]] = {
+    "checkpoint": (embedded.CheckpointMade("noon", 70000), "53919301a46e6f6f6ece00011170"),
+    "forget": (embedded.GroupForgotten("g"), "53919202a167"),
+    "dead_done": (embedded.DeadLettersDone([(0, 3), (5, 300)]), "53919203929200039205cd012c"),
     "intent": (
-        [
-            embedded.INTENT,
-            [["data", 8, 3, b"batch"], ["dead", 0, 1, b""]],
+        embedded.IntentDecided(
+            [("data", 8, 3, b"batch"), ("dead", 0, 1, b"")],
             entries.pack([CLOCK]),
-            [["id", "12", 1700000000000], ["other", "d3", 5]],
-            [[1, 2]],
-        ],
+            [("id", "12", 1700000000000), ("other", "d3", 5)],
+            [(1, 2)],
+        ),
         "539195049294a4646174610803c405626174636894a4646561640001c400"
         "c41691940bc0cb4008000000000000cbbff8000000000000"
         "9293a26964a23132cf0000018bcfe5680093a56f74686572a264330591920102",
     ),
     "opened": (
-        [embedded.OPENED, {"data": 70000, "delays": 3, "dead": 0}],
+        embedded.QueueOpened({"data": 70000, "delays": 3, "dead": 0}),
         "5391920583a464617461ce00011170a664656c61797303a46465616400",
     ),
     "state": (
-        [
-            embedded.STATE,
-            [["noon", 7]],
-            [["id", "12", 1700000000000]],
-            [7, [[0, b"\x00\x05"], [1, 3]]],
-        ],
+        embedded.QueueSnapshot(
+            [("noon", 7)],
+            [("id", "12", 1700000000000)],
+            (7, ((0, b"\x00\x05"), (1, 3))),
+        ),
         "539194069192a46e6f6f6e079193a26964a23132cf0000018bcfe568009207929200c4020005920103",
     ),
 }
@@ -242,7 +243,7 @@ SHELL: dict[str, tuple[Any, str]] = {
 def test_an_entry_of_an_embedded_queue_keeps_its_bytes(name: str) -> None:
     entry, golden = SHELL[name]
     assert embedded.pack_shell([entry]).hex() == golden
-    assert embedded._unpack(bytes.fromhex(golden)[1:]) == [entry]
+    assert embedded._decode(bytes.fromhex(golden)[1:]) == [entry]
 
 
 def test_a_delivery_record_of_an_embedded_queue_keeps_its_bytes() -> None:

@@ -1,6 +1,7 @@
 """Ledger entries: round trips, and no exception but CorruptFile for any bytes."""
 
 import random
+from typing import get_args
 
 import msgpack
 import pytest
@@ -29,7 +30,7 @@ def new_group() -> GroupDelivery:
 
 def one_of_each() -> list[entries.Entry]:
     group = new_group()
-    kept: list[entries.Entry] = [entries.created("g", 0)]
+    kept: list[entries.Entry] = [entries.CreatedEntry("g", 0)]
 
     def do(entry):
         group.apply(entry)
@@ -47,15 +48,15 @@ def one_of_each() -> list[entries.Entry]:
     do(group.pause(True))
     do(group.snapshot())
     do(group.clip(80))
-    do(entries.clock(3.0, -1.5))
+    do(entries.ClockEntry(None, 3.0, -1.5))
     do(group.reset(3))
-    do(entries.deleted("g"))
+    do(entries.DeletedEntry("g"))
     return kept
 
 
 def test_each_kind_of_entry_survives_pack_and_unpack():
     kept = one_of_each()
-    assert {entry[0] for entry in kept} == set(entries.KIND_NAMES)
+    assert {type(entry) for entry in kept} == set(get_args(entries.Entry))
     assert unpack(pack(kept)) == kept
 
 
@@ -98,7 +99,9 @@ class NoRecords:
         return 0
 
 
-SNAPSHOT = pack([entry for entry in one_of_each() if entry[0] == entries.SNAPSHOT])
+PACKED_SNAPSHOT = pack(
+    [entry for entry in one_of_each() if isinstance(entry, entries.SnapshotEntry)]
+)
 
 
 @given(data=st.data())
@@ -106,8 +109,8 @@ SNAPSHOT = pack([entry for entry in one_of_each() if entry[0] == entries.SNAPSHO
 def test_a_damaged_snapshot_is_refused_or_holds_together(data):
     group = GroupDelivery("g", DeliveryConfig(), NoRecords(), random.Random(1), 0, 0.0)
     try:
-        for entry in unpack(damage(data, SNAPSHOT)):
-            if entry[:2] == (entries.SNAPSHOT, "g"):
+        for entry in unpack(damage(data, PACKED_SNAPSHOT)):
+            if isinstance(entry, entries.SnapshotEntry) and entry.group == "g":
                 group.apply(entry)
     except CorruptFile:
         assert group.snapshot() == new_group().snapshot()
@@ -131,6 +134,9 @@ def test_random_bytes_are_refused_as_a_corrupt_file(raw):
 
 
 GRANT = (2, 0, 10, 1, 77, 30.0, 0.0, True)
+GRANTED, SETTLED, RETURNED, EXTENDED, RESET, PAUSED, CREATED, DELETED, CLIPPED, SNAPSHOT, CLOCK = (
+    range(1, 12)
+)
 
 
 @pytest.mark.parametrize(
@@ -138,39 +144,39 @@ GRANT = (2, 0, 10, 1, 77, 30.0, 0.0, True)
     [
         7,
         (),
-        (entries.DELETED,),
+        (DELETED,),
         (99, "g"),
         (True, "g"),
         ("1", "g"),
-        (entries.DELETED, None),
-        (entries.DELETED, "g", 1),
-        (entries.CLIPPED, "g", 5),
-        (entries.RESET, "g", -1),
-        (entries.RESET, "g", 1 << 63),
-        (entries.RESET, "g", 1.0),
-        (entries.PAUSED, "g", 1),
-        (entries.CREATED, "x" * 5000, 0),
-        (entries.SETTLED, "g", 4, ()),
-        (entries.SETTLED, "g", 0, 5),
-        (entries.SETTLED, "g", 0, (5,)),
-        (entries.SETTLED, "g", 0, ((1, 2),)),
-        (entries.SETTLED, "g", 0, ((1, 5, 5),)),
-        (entries.SETTLED, "g", 0, ((1, 6, 5),)),
-        (entries.SETTLED, "g", 0, ((1, 0, (1 << 32) + 1),)),
-        (entries.RETURNED, "g", 0, ((0, 0, 1, 1, 1.0),)),
-        (entries.RETURNED, "g", 0, ((1, 0, 1, -1, 1.0),)),
-        (entries.RETURNED, "g", 0, ((1, 0, 1, 1, float("nan")),)),
-        (entries.RETURNED, "g", 0, ((1, 0, 1, 1, float("inf")),)),
-        (entries.EXTENDED, "g", ((1, 0, 1, "soon"),)),
-        (entries.GRANTED, "g", 0.0, 5, (GRANT,)),
-        (entries.GRANTED, "g", 0.0, "h", ((5, *GRANT[1:]),)),
-        (entries.GRANTED, "g", 0.0, "h", ((*GRANT[:3], 0, *GRANT[4:]),)),
-        (entries.GRANTED, "g", 0.0, "h", ((*GRANT[:2], 1 << 30, *GRANT[3:]),)),
-        (entries.GRANTED, "g", 0.0, "h", ((*GRANT[:7], 1),)),
-        (entries.SNAPSHOT, "g", ()),
-        (entries.SNAPSHOT, "g", ((0, ()), (0,) * 4, False, (0,) * 9, (), ())),
-        (entries.SNAPSHOT, "g", ((0, ()), (0,) * 5, False, (0,) * 8, (), ())),
-        (entries.SNAPSHOT, "g", (0, (0,) * 5, False, (0,) * 9, (), ())),
+        (DELETED, None),
+        (DELETED, "g", 1),
+        (CLIPPED, "g", 5),
+        (RESET, "g", -1),
+        (RESET, "g", 1 << 63),
+        (RESET, "g", 1.0),
+        (PAUSED, "g", 1),
+        (CREATED, "x" * 5000, 0),
+        (SETTLED, "g", 4, ()),
+        (SETTLED, "g", 0, 5),
+        (SETTLED, "g", 0, (5,)),
+        (SETTLED, "g", 0, ((1, 2),)),
+        (SETTLED, "g", 0, ((1, 5, 5),)),
+        (SETTLED, "g", 0, ((1, 6, 5),)),
+        (SETTLED, "g", 0, ((1, 0, (1 << 32) + 1),)),
+        (RETURNED, "g", 0, ((0, 0, 1, 1, 1.0),)),
+        (RETURNED, "g", 0, ((1, 0, 1, -1, 1.0),)),
+        (RETURNED, "g", 0, ((1, 0, 1, 1, float("nan")),)),
+        (RETURNED, "g", 0, ((1, 0, 1, 1, float("inf")),)),
+        (EXTENDED, "g", ((1, 0, 1, "soon"),)),
+        (GRANTED, "g", 0.0, 5, (GRANT,)),
+        (GRANTED, "g", 0.0, "h", ((5, *GRANT[1:]),)),
+        (GRANTED, "g", 0.0, "h", ((*GRANT[:3], 0, *GRANT[4:]),)),
+        (GRANTED, "g", 0.0, "h", ((*GRANT[:2], 1 << 30, *GRANT[3:]),)),
+        (GRANTED, "g", 0.0, "h", ((*GRANT[:7], 1),)),
+        (SNAPSHOT, "g", ()),
+        (SNAPSHOT, "g", ((0, ()), (0,) * 4, False, (0,) * 9, (), ())),
+        (SNAPSHOT, "g", ((0, ()), (0,) * 5, False, (0,) * 8, (), ())),
+        (SNAPSHOT, "g", (0, (0,) * 5, False, (0,) * 9, (), ())),
     ],
 )
 def test_an_entry_of_the_wrong_shape_is_refused(entry):
@@ -178,20 +184,25 @@ def test_an_entry_of_the_wrong_shape_is_refused(entry):
         unpack(msgpack.packb([entry]))
 
 
+def decoded(entry):
+    (found,) = unpack(msgpack.packb([entry]))
+    return found
+
+
 @pytest.mark.parametrize(
     "follow_up",
     [
-        (entries.GRANTED, "g", 0.0, "h", ((2, 20, 30, 1, 77, 30.0, 0.0, True),)),
-        (entries.GRANTED, "g", 0.0, "h", ((2, 5, 15, 1, 78, 30.0, 0.0, True),)),
-        (entries.GRANTED, "g", 0.0, "h", ((2, 5, 6, 2, 78, 30.0, 0.0, False),)),
+        (GRANTED, "g", 0.0, "h", ((2, 20, 30, 1, 77, 30.0, 0.0, True),)),
+        (GRANTED, "g", 0.0, "h", ((2, 5, 15, 1, 78, 30.0, 0.0, True),)),
+        (GRANTED, "g", 0.0, "h", ((2, 5, 6, 2, 78, 30.0, 0.0, False),)),
     ],
 )
 def test_a_grant_that_cannot_follow_is_refused(follow_up):
     group = new_group()
-    group.apply((entries.GRANTED, "g", 0.0, "h", (GRANT,)))
+    group.apply(decoded((GRANTED, "g", 0.0, "h", (GRANT,))))
     before = group.snapshot()
     with pytest.raises(CorruptFile):
-        group.apply(follow_up)
+        group.apply(decoded(follow_up))
     assert group.snapshot() == before
 
 
@@ -217,10 +228,10 @@ def test_a_snapshot_that_contradicts_itself_is_refused_and_changes_nothing(
     settled, waiting, leases
 ):
     group = new_group()
-    group.apply((entries.GRANTED, "g", 0.0, "h", (GRANT,)))
+    group.apply(decoded((GRANTED, "g", 0.0, "h", (GRANT,))))
     before = group.snapshot()
-    snapshot = (entries.SNAPSHOT, "g", (settled, (10,) * 5, False, (0,) * 9, waiting, leases))
-    (entry,) = unpack(pack([snapshot]))
+    snapshot = (SNAPSHOT, "g", (settled, (10,) * 5, False, (0,) * 9, waiting, leases))
+    entry = decoded(snapshot)
     with pytest.raises(CorruptFile):
         group.apply(entry)
     assert group.snapshot() == before

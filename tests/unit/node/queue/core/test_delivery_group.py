@@ -387,7 +387,7 @@ def test_jitter_spreads_the_waits_within_its_fraction_and_the_cap():
     dues = set()
     for grant in [group.lease(1, 0.0)[0] for _ in range(200)]:
         entry, _ = group.nack(*row(grant), 0.0)
-        dues.add(entry[3][0][4])
+        dues.add(entry.rows[0].due)
     assert 5.0 <= min(dues) < 7.0
     assert 11.0 < max(dues) <= 12.0
     assert len(dues) > 100

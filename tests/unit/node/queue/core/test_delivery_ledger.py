@@ -177,7 +177,7 @@ def test_an_entry_applied_twice_does_nothing_the_second_time():
     before = group.snapshot()
     group.apply(acked)
     group.apply(returned)
-    group.apply((entries.EXTENDED, "g", ((two.nonce, 2, 4, 99.0),)))
+    group.apply(entries.ExtendedEntry("g", (entries.ExtendRow(two.nonce, 2, 4, 99.0),)))
     assert group.snapshot() == before
 
 
@@ -275,16 +275,16 @@ def test_advance_over_a_gigantic_gap_fits_into_packed_rows_and_is_quick():
 def test_a_deleted_group_gives_nothing_until_it_is_created_again():
     group = normal(3)
     group.lease(1, 0.0)
-    group.apply(entries.deleted("g"))
+    group.apply(entries.DeletedEntry("g"))
     assert group.lease(1, 0.0) == []
     assert "deleted" in group.describe()
-    group.apply(entries.created("g", 1))
+    group.apply(entries.CreatedEntry("g", 1))
     assert offsets(group.lease(9, 0.0)) == [1, 2]
 
 
 def test_an_entry_of_another_group_is_a_broken_invariant():
     with pytest.raises(AssertionError):
-        normal(1).apply(entries.created("other", 0))
+        normal(1).apply(entries.CreatedEntry("other", 0))
 
 
 def test_questions_about_pending_records_tell_fresh_due_and_waiting():
@@ -343,7 +343,7 @@ def test_a_mass_expiry_is_handled_in_bounded_steps():
     steps = 0
     while (answer := group.expire(30.0)) != ([], []):
         for entry in answer[0]:
-            assert len(entry[3]) <= 4096
+            assert len(entry.rows) <= 4096
             group.apply(entry)
         steps += 1
     assert steps == 3

@@ -63,7 +63,7 @@ class Machine:
         self.lanes = Lanes()
         self.group = self.new_group(seed)
         self.model: list[Known] = []
-        self.ledger: list[entries.Entry] = [entries.created("g", 0)]
+        self.ledger: list[entries.Entry] = [entries.CreatedEntry("g", 0)]
         self.receipts: list[tuple[int, int, int]] = []
         self.letters: list[DyingRecords] = []
         self.paused = False

@@ -3,13 +3,16 @@
 import random
 from itertools import pairwise
 
-import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.msgpack import Decoder
 
 from raftq.client.common.errors import CorruptFile
-from raftq.node.queue.core.settled_offsets import CHUNK, FULL, SettledOffsets
+from raftq.node.queue.core.codec import encode_stored, stored_decoder
+from raftq.node.queue.core.settled_offsets import CHUNK, FULL, SettledDump, SettledOffsets
+
+decode = stored_decoder(Decoder(SettledDump), "settled offsets")
 
 SPAN = 4 * CHUNK
 
@@ -79,7 +82,7 @@ def test_a_dump_through_msgpack_loads_as_the_same_set(start, ranges):
     settled = SettledOffsets(start)
     for offset, count in ranges:
         settled.add(offset, offset + count)
-    loaded = SettledOffsets.load(msgpack.unpackb(msgpack.packb(settled.dump())))
+    loaded = SettledOffsets.load(decode(encode_stored(settled.dump())))
     assert loaded.dump() == settled.dump()
     assert (loaded.prefix, loaded.count_above) == (settled.prefix, settled.count_above)
     loaded.add(0, 3 * SPAN)
@@ -94,7 +97,7 @@ def test_single_offsets_in_random_order_end_as_one_prefix():
         settled.add(offset, offset + 1)
     assert settled.prefix == len(order)
     assert settled.count_above == 0
-    assert settled.dump() == [len(order), []]
+    assert settled.dump() == (len(order), ())
 
 
 def test_full_chunks_share_one_integer_and_a_million_offsets_dump_in_few_bytes():
@@ -103,7 +106,7 @@ def test_full_chunks_share_one_integer_and_a_million_offsets_dump_in_few_bytes()
     assert settled.prefix == 0
     assert settled.count_above == 1_000_000
     assert sum(bits is FULL for bits in settled._chunks.values()) >= 243
-    assert len(msgpack.packb(settled.dump())) < 2000
+    assert len(encode_stored(settled.dump())) < 2000
     settled.add(0, 1)
     assert settled.prefix == 1_000_001
     assert settled.count_above == 0
@@ -153,4 +156,4 @@ def test_a_jump_of_the_prefix_over_a_huge_range_touches_only_chunks_that_exist()
 )
 def test_nonsense_is_refused_as_a_corrupt_file(dumped):
     with pytest.raises(CorruptFile):
-        SettledOffsets.load(dumped)
+        SettledOffsets.load(decode(encode_stored(dumped)))

@@ -10,7 +10,7 @@ from queuefaults import HARMS, LATER, START, Survey
 
 from raftq.client.wire.encoder import encode_control
 from raftq.node.queue.embedded import Queue
-from raftq.node.queue.embedded.ledger import INTENT, pack_shell
+from raftq.node.queue.embedded.ledger import IntentDecided, pack_shell
 from raftq.node.queue.embedded.publish import Draft
 
 
@@ -195,7 +195,7 @@ def test_intent_that_fits_no_log_is_applied_at_the_end_instead_of_stopping_the_o
     with faults.open_queue(path) as queue:
         queue.enqueue_batch([b"%d" % n for n in range(10)])
         batch = queue._publisher.encode(Draft([b"tx 1", b"tx 2", b"tx 3"]), 0)[0]
-        entry = [INTENT, [["data", 8, 3, bytes(batch)]], b"", [], []]
+        entry = IntentDecided([("data", 8, 3, bytes(batch))], b"", [], [])
         queue._files.ledger.append(encode_control(pack_shell([entry])))
     with faults.open_queue(path) as queue:
         values = [value for _, value in faults.drain(queue, "default", {})]

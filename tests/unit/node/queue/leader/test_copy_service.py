@@ -14,7 +14,17 @@ from raftq.client.common.errors import InvalidArgument, RaftqError
 from raftq.client.common.tasks import sleep
 from raftq.client.wire.queue_messages import DeadLetters
 from raftq.client.wire.record import HEADERS_BYTES_MAX, BatchRecord, pack_headers
-from raftq.node.queue.core.copy_ledger import CopyLedger, Death, Owed, Stream
+from raftq.node.queue.core.copy_ledger import (
+    CopiesAdded,
+    CopiesDone,
+    CopiesParked,
+    CopiesUnparked,
+    CopyLedger,
+    CopyProducer,
+    CopyRow,
+    CopyStream,
+    Death,
+)
 from raftq.node.queue.core.dead_letter_headers import (
     LetterFilter,
     dead_headers,
@@ -299,7 +309,7 @@ def test_letter_whose_topic_is_no_more_stays() -> None:
         assert reply.count == 0
         world.topics[SOURCE] = source
         queue = world.queues.of(world.topics[DEAD].partition.ref)
-        rows = {("gone", 0): [Owed(0, 1, 2, None)]}
+        rows = {("gone", 0): [CopyRow(0, 1, 2, None)]}
         await queue.engine.copy_service.redrive(rows)
         await sleep(300)
         reply, some = await world.letters()
@@ -334,7 +344,7 @@ def test_headers_at_their_limit_make_room_for_the_facts() -> None:
 def test_snapshot_of_copies_says_what_its_entries_said(seed: int) -> None:
     rng = Random(seed)
     copies = CopyLedger()
-    copies.apply(copies.producer(9))
+    copies.apply(CopyProducer(9))
     at = 0
     for _ in range(60):
         stream = copies.stream((rng.choice(("a", "b")), rng.randrange(2)))
@@ -342,20 +352,20 @@ def test_snapshot_of_copies_says_what_its_entries_said(seed: int) -> None:
         if choice < 0.4:
             count = rng.randrange(1, 5)
             letter = rng.choice((None, Death("g", 5, 1, 1.0, 2.0, "r", "")))
-            copies.apply(copies.owed(stream.target, [Owed(at, at + count, 2, letter)]))
+            copies.apply(CopiesAdded(*stream.target, (CopyRow(at, at + count, 2, letter),)))
             at += count
-        elif stream.owed and stream.open is None and choice < 0.7:
-            copies.apply(copies.batch(stream, rng.randint(1, stream.owed)))
+        elif stream.pending and stream.open is None and choice < 0.7:
+            copies.apply(stream.next_batch(rng.randint(1, stream.pending)))
         elif stream.open is not None:
             if choice < 0.8:
-                copies.apply(copies.renumbered(stream, stream.epoch + 1))
+                copies.apply(stream.renumbered(stream.epoch + 1))
             elif choice < 0.85:
-                copies.apply(copies.shortened(stream, 0))
-                copies.apply(copies.refused(stream, 1, "too large"))
+                copies.apply(stream.shortened(0))
+                copies.apply(CopiesParked(*stream.target, 1, "too large"))
             else:
-                copies.apply(copies.done(stream, stream.open.count))
+                copies.apply(CopiesDone(*stream.target, stream.open.count))
         elif stream.parked and choice > 0.9:
-            copies.apply(copies.unparked(stream))
+            copies.apply(CopiesUnparked(*stream.target))
         again = CopyLedger()
         for content in copies.snapshot():
             again.replay(content)
@@ -364,11 +374,11 @@ def test_snapshot_of_copies_says_what_its_entries_said(seed: int) -> None:
             assert _facts(again.stream(target)) == _facts(one)
 
 
-def _facts(stream: Stream) -> tuple[Any, ...]:
+def _facts(stream: CopyStream) -> tuple[Any, ...]:
     sent = stream.open
     number = None if sent is None else (sent.count, sent.epoch, sent.sequence)
-    rows = [(r.start, r.end, r.lane, r.letter) for r in stream.rows]
-    return rows, stream.parked, stream.epoch, stream.sequence, stream.owed, number
+    rows = [(r.start, r.end, r.lane, r.death) for r in stream.rows]
+    return rows, stream.parked, stream.epoch, stream.sequence, stream.pending, number
 
 
 class Story:
@@ -442,7 +452,7 @@ class Story:
         for topic in self.world.topics.values():
             engine = self.world.queues.of(topic.partition.ref).engine
             for stream in engine.copy_service.copies.streams.values():
-                assert stream.owed == 0, stream
+                assert stream.pending == 0, stream
         core = self.world.queues.of(self.world.topics[SOURCE].partition.ref).engine
         counters = core.deliveries.groups["g"].core
         for offset in copies:
