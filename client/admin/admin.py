@@ -8,7 +8,9 @@ from typing import TypeVar, Unpack
 from raftq.client.admin.base import topic_info
 from raftq.client.admin.dead_letters import LetterAdmin
 from raftq.client.admin.groups import GroupAdmin
+from raftq.client.admin.pages import PageAdmin
 from raftq.client.admin.recovery import RecoveryAdmin
+from raftq.client.admin.totals import TotalsAdmin
 from raftq.client.common.backoff import Backoff, out_of_time
 from raftq.client.common.errors import (
     Detail,
@@ -43,7 +45,7 @@ R = TypeVar("R", bound=WireMessage)
 Offsets = dict[int, tuple[int, int]]  # partition -> start_offset, high_watermark
 
 
-class Admin(GroupAdmin, LetterAdmin, RecoveryAdmin):
+class Admin(GroupAdmin, LetterAdmin, RecoveryAdmin, PageAdmin, TotalsAdmin):
     """Administrates the cluster. Settings are the fields of AdminOptions."""
 
     def __init__(self, bootstrap: Bootstrap, **settings: Unpack[AdminSettings]) -> None:

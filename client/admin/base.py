@@ -6,6 +6,7 @@ counts as done.
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import TypeVar
 
 from raftq.client.common.backoff import Backoff, out_of_time
@@ -17,12 +18,15 @@ from raftq.client.common.errors import (
     UnknownTopic,
 )
 from raftq.client.common.tasks import sleep
+from raftq.client.common.types import PartitionKey
 from raftq.client.net.attempts import Attempts
 from raftq.client.net.client import Client
 from raftq.client.net.coordinator import CoordinatorClient
 from raftq.client.net.leaders import Leaders
 from raftq.client.options import AdminOptions, Bootstrap
 from raftq.client.wire.messages import Metadata, MetadataReply, Request, TopicInfo, WireMessage
+
+AT_ONCE_MAX = 64  # requests to leaders under way
 
 R = TypeVar("R", bound=WireMessage)
 
@@ -49,6 +53,23 @@ class AdminBase(Client):
     def _attempts(self, what: str) -> Attempts:
         self._ensure_started()
         return Attempts(what, self.options, self._timeout_s)
+
+    async def _ask_partitions(
+        self, requests: Mapping[PartitionKey, Request[R]], timeout_s: float
+    ) -> dict[PartitionKey, R | RaftqError]:
+        """Ask the leader of each of these partitions: an answer or an error for each."""
+        self._ensure_started()
+        room = asyncio.Semaphore(AT_ONCE_MAX)
+
+        async def one(key: PartitionKey, request: Request[R]) -> R | RaftqError:
+            async with room:
+                try:
+                    return (await self._leaders.ask(key, request, timeout_s)).message
+                except RaftqError as error:
+                    return error
+
+        answers = await asyncio.gather(*[one(*item) for item in requests.items()])
+        return dict(zip(requests, answers, strict=True))
 
     async def metadata(self, topics: tuple[str, ...] | None) -> MetadataReply:
         """What a node knows, unprocessed; None asks for all topics."""

@@ -32,7 +32,6 @@ from raftq.client.wire.group_messages import (
 from raftq.client.wire.messages import MetadataReply, NodeInfo, Request, WireMessage
 from raftq.client.wire.queue_messages import DescribeQueue, DescribeQueueReply, SteerGroup
 
-AT_ONCE_MAX = 64  # requests to leaders under way
 INTERNAL_PREFIX = "__"
 ASK_S = 5.0
 
@@ -215,21 +214,13 @@ class GroupAdmin(AdminBase):
         self, requests: Mapping[PartitionKey, Request[R]], nothing: type[RaftqError] | None = None
     ) -> dict[PartitionKey, R]:
         """Ask the leader of each partition; those that answer with `nothing` are left out."""
-        self._ensure_started()
-        room = asyncio.Semaphore(AT_ONCE_MAX)
-
-        async def one(key: PartitionKey, request: Request[R]) -> R | None:
-            async with room:
-                try:
-                    return (await self._leaders.ask(key, request, self._timeout_s)).message
-                except RaftqError as error:
-                    if nothing is not None and isinstance(error, nothing):
-                        return None
-                    raise
-
-        answers = await asyncio.gather(*[one(*item) for item in requests.items()])
-        found = zip(requests, answers, strict=True)
-        return {key: answer for key, answer in found if answer is not None}
+        found: dict[PartitionKey, R] = {}
+        for key, answer in (await self._ask_partitions(requests, self._timeout_s)).items():
+            if not isinstance(answer, RaftqError):
+                found[key] = answer
+            elif nothing is None or not isinstance(answer, nothing):
+                raise answer
+        return found
 
 
 def _described(key: PartitionKey, reply: DescribeQueueReply, mode: Mode | None) -> GroupPartition:

@@ -83,8 +83,7 @@ class LeasedRecord:
     @property
     def receipt(self) -> str:
         """Proof of this one delivery."""
-        grant = self.grant
-        return f"{grant.topic}:{grant.partition}:{self.offset}:{grant.attempt}:{grant.nonce}"
+        return receipt_of(self).text
 
     def __repr__(self) -> str:
         more = "..." if len(self.value) > 32 else ""
@@ -98,27 +97,32 @@ class Receipt(NamedTuple):
     partition: int
     offset: int
     nonce: int
+    attempt: int = 1
+
+    @property
+    def text(self) -> str:
+        return f"{self.topic}:{self.partition}:{self.offset}:{self.attempt}:{self.nonce}"
 
 
 def receipt_of(proof: LeasedRecord | str) -> Receipt:
     """The receipt of a record, or one as text."""
     if isinstance(proof, LeasedRecord):
         grant = proof.grant
-        return Receipt(grant.topic, grant.partition, proof.offset, grant.nonce)
+        return Receipt(grant.topic, grant.partition, proof.offset, grant.nonce, grant.attempt)
     if not isinstance(proof, str):
         raise InvalidArgument(f"a leased record or its receipt is needed, not {proof!r:.60}")
     parts = proof.rsplit(":", 4)
     numbers = [int(part) for part in parts[1:] if part.isdecimal() and len(part) < 20]
     if len(numbers) != 4 or not parts[0] or max(numbers) >= 1 << 63:
         raise InvalidArgument(f"{proof!r:.80} is no receipt")
-    partition, offset, _, nonce = numbers
-    return Receipt(parts[0], partition, offset, nonce)
+    partition, offset, attempt, nonce = numbers
+    return Receipt(parts[0], partition, offset, nonce, attempt)
 
 
 def rows_by_place(receipts: Iterable[Receipt]) -> dict[PartitionKey, list[Row]]:
     """Receipts as rows of their partitions, neighbours merged."""
     found: dict[PartitionKey, list[Row]] = {}
-    for topic, partition, offset, nonce in receipts:
+    for topic, partition, offset, nonce, _ in receipts:
         row = nonce, offset, offset + 1
         partition_key = topic, partition
         rows = found.get(partition_key)

@@ -240,7 +240,13 @@ class FakeGroups(FakeCluster):
             given = tuple(groups.GivenPartition(*slot) for slot in view.assigned)
             members.append(
                 groups.MemberInfo(
-                    one.member_id, one.client_id, one.instance_id, one.host, one.topics, given
+                    one.member_id,
+                    one.client_id,
+                    one.instance_id,
+                    one.host,
+                    one.topics,
+                    given,
+                    session_ms=one.session_ms,
                 )
             )
         wanted = sorted({topic for found in group.wanted(self.core.topics).values()
@@ -408,6 +414,7 @@ class FakeGroups(FakeCluster):
         group = self._group(queue, request.group)
         now = self._now()
         errors = []
+        dead = len(queue.dead)
         for row in request.rows:
             place = row.nonce, row.start, row.end
             try:
@@ -418,7 +425,11 @@ class FakeGroups(FakeCluster):
             errors.append("")
             for offset in range(row.start, row.end):
                 self.history.append((request.verb, request.topic, request.partition, offset))
-        return queues.SettleReply(tuple(errors), 0, group.settled.prefix, group.in_flight)
+        next_visible = int(now * 1000) + (request.delay_ms or 0)
+        return queues.SettleReply(
+            tuple(errors), len(queue.dead) - dead, group.settled.prefix, group.in_flight,
+            next_visible,
+        )  # fmt: skip
 
     def _settle_row(
         self, queue: FakeQueue, group: GroupDelivery, request: queues.Settle, row: Any, now: float
