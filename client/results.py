@@ -203,10 +203,11 @@ class Delivery:
 class Deliveries:
     """What becomes of the records of one `send_many`, in the order of its values."""
 
-    __slots__ = ("_count", "_parts")
+    __slots__ = ("_count", "_parts", "_refused")
 
     def __init__(self, count: int) -> None:
         self._count = count
+        self._refused: dict[int, RaftqError] = {}
         # (batch, first index in it, positions among the values)
         self._parts: list[tuple[Settling, int, Sequence[int]]] = []
 
@@ -215,6 +216,10 @@ class Deliveries:
 
     def add(self, batch: Settling, first: int, positions: Sequence[int]) -> None:
         self._parts.append((batch, first, positions))
+
+    def refuse(self, positions: Sequence[int], error: RaftqError) -> None:
+        """These were not taken."""
+        self._refused |= dict.fromkeys(positions, error)
 
     def done(self) -> bool:
         return all(batch.done for batch, _, _ in self._parts)
@@ -230,6 +235,7 @@ class Deliveries:
         for batch, first, _ in self._parts:
             left = None if deadline is None else max(deadline - perf_counter(), 0)
             Delivery(batch, first).result(left)
+        self._raise_refused()
 
     def __await__(self) -> Generator[object, None, list[Appended]]:
         for batch, _, _ in self._parts:
@@ -239,7 +245,24 @@ class Deliveries:
                 yield from batch.waiter().__await__()
         return self._results()
 
+    async def outcomes(self) -> list[Appended | RaftqError]:
+        """Wait for all of them: where each record is, or why it was not appended."""
+        for batch, _, _ in self._parts:
+            batch.claimed = True
+            if not batch.done:
+                await batch.waiter()
+        found: dict[int, Appended | RaftqError] = dict(self._refused)
+        for batch, first, positions in self._parts:
+            for index, position in enumerate(positions, first):
+                found[position] = batch.error or batch.appended(index)
+        return [found[position] for position in range(self._count)]
+
+    def _raise_refused(self) -> None:
+        if self._refused:
+            raise copy_error(next(iter(self._refused.values())))
+
     def _results(self) -> list[Appended]:
+        self._raise_refused()
         results: list[Appended | None] = [None] * self._count
         for batch, first, positions in self._parts:
             for index, position in enumerate(positions, first):

@@ -28,7 +28,13 @@ from raftq.client.common.backoff import copy_error
 from raftq.client.common.errors import RaftqError
 from raftq.client.common.types import Times
 from raftq.client.options import LANES, ProducerOptions
-from raftq.client.producer.outbox import Outbox, OutgoingBatch, OutgoingTopic
+from raftq.client.producer.outbox import (
+    NO_COLUMNS,
+    MoreColumns,
+    Outbox,
+    OutgoingBatch,
+    OutgoingTopic,
+)
 from raftq.client.results import Deliveries, Delivery
 from raftq.client.wire.record import Headers
 
@@ -38,6 +44,10 @@ RECORD_BYTES = 16  # what a record costs beyond its key, value and headers
 def partition_of(key: bytes, partitions: int) -> int:
     """The partition of a key: murmur3 (32 bits, seed 0, unsigned) modulo the partitions."""
     return int(mmh3.hash(key, signed=False)) % partitions
+
+
+def headers_size(headers: Headers | None) -> int:
+    return sum([len(name) + len(item) + 4 for name, item in headers.items()]) if headers else 0
 
 
 class Accumulator:
@@ -149,7 +159,7 @@ class Accumulator:
             topic = self.topics[topic_name]
             size = len(value) + RECORD_BYTES + (0 if key is None else len(key))
             if headers:
-                size += sum([len(name) + len(item) + 4 for name, item in headers.items()])
+                size += headers_size(headers)
             if self.used + size > self._buffer_bytes and self.used:
                 return None
             later = times is not None and times[0] > 0
@@ -193,11 +203,11 @@ class Accumulator:
                 if self.used and rows.next_size() > room:
                     return False
                 if partition is not None:
-                    batch = self._batch(topic.outboxes[partition], lane)
+                    batch = self._batch(topic.outboxes[partition], lane, rows.later)
                     batch.by_key = batch.by_key or rows.by_key
-                    batch.by_number = batch.by_number or not rows.by_key
+                    batch.by_number = batch.by_number or rows.by_number
                 else:
-                    batch = self._sticky(topic, priority, lane)
+                    batch = self._sticky(topic, priority, lane, rows.later)
                 limits = (self._batch_records - len(batch.values), self._batch_bytes - batch.size)
                 end, size = rows.cut(limits, room)
                 deliveries.add(batch, len(batch.values), rows.positions[rows.at : end])
@@ -336,9 +346,15 @@ class Accumulator:
             return list(self.unsettled)
 
 
-def _ends(values: Sequence[bytes], keys: Sequence[bytes | None] | None) -> Sequence[int]:
+def _ends(
+    values: Sequence[bytes],
+    keys: Sequence[bytes | None] | None,
+    headers: Sequence[Headers | None] | None,
+) -> Sequence[int]:
     """Where the records end when they are laid side by side, from 0 on."""
     lengths = list(map(len, values))
+    if headers is not None:
+        lengths = [size + headers_size(one) for size, one in zip(lengths, headers, strict=True)]
     if keys is not None:
         sizes = [
             size + RECORD_BYTES + (0 if key is None else len(key))
@@ -354,9 +370,12 @@ def _ends(values: Sequence[bytes], keys: Sequence[bytes | None] | None) -> Seque
 
 
 class SendRows:
-    """The values (and keys) of one `send_many` on their way to one choice of partition."""
+    """Records of one `send_many` on their way to one choice of partition."""
 
-    __slots__ = ("at", "by_key", "count", "ends", "keys", "positions", "values")
+    __slots__ = (
+        "at", "by_key", "by_number", "count", "ends", "keys", "later", "more", "positions",
+        "values",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -364,13 +383,17 @@ class SendRows:
         keys: Sequence[bytes | None] | None = None,
         positions: Sequence[int] | None = None,
         by_key: bool = False,
+        more: MoreColumns = NO_COLUMNS,
     ) -> None:
-        self.by_key = by_key  # the keys have chosen the partition
+        self.by_key = by_key  # a key has chosen the partition
+        self.by_number = not by_key  # a caller has
+        self.later = False  # they are not yet due
         self.values = values
         self.keys = keys
+        self.more = more
         self.count = len(values)
         self.positions: Sequence[int] = range(self.count) if positions is None else positions
-        self.ends = _ends(values, keys)
+        self.ends = _ends(values, keys, more.headers)
         self.at = 0
 
     def next_size(self) -> int:
@@ -389,6 +412,11 @@ class SendRows:
             end = max(bisect_right(ends, base + room, start, end) - 1, start + 1)
         return end, ends[end] - base
 
-    def take(self, end: int) -> tuple[Sequence[bytes], Sequence[bytes | None] | None]:
+    def take(self, end: int) -> tuple[Sequence[bytes], Sequence[bytes | None] | None, MoreColumns]:
         start, self.at = self.at, end
-        return self.values[start:end], None if self.keys is None else self.keys[start:end]
+        more = self.more
+        if more is not NO_COLUMNS:
+            cut = [None if column is None else column[start:end] for column in more]
+            more = MoreColumns(*cut)  # type: ignore[arg-type]
+        keys = None if self.keys is None else self.keys[start:end]
+        return self.values[start:end], keys, more

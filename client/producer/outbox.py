@@ -8,6 +8,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from raftq.client.common.backoff import copy_error, out_of_time
 from raftq.client.common.errors import RaftqError
@@ -15,6 +16,19 @@ from raftq.client.common.types import Times
 from raftq.client.results import Appended, BatchOutcome
 from raftq.client.wire.layout import LANE_COUNT
 from raftq.client.wire.record import Headers
+
+C = TypeVar("C")
+
+
+class MoreColumns(NamedTuple):
+    """What records of one `send_many` have beyond values and keys."""
+
+    headers: Sequence[Headers | None] | None = None
+    timestamps: Sequence[int | None] | None = None
+    times: Sequence[Times] | None = None
+
+
+NO_COLUMNS = MoreColumns()
 
 
 class OutgoingBatch(BatchOutcome):
@@ -101,19 +115,29 @@ class OutgoingBatch(BatchOutcome):
             and self.deliver_at is None
         )
 
-    def extend(self, values: Sequence[bytes], keys: Sequence[bytes | None] | None) -> None:
-        count = len(self.values)
+    def extend(
+        self,
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None,
+        more: MoreColumns = NO_COLUMNS,
+    ) -> None:
+        """Add records as columns; a column that is None is missing for all of them."""
+        counts = len(self.values), len(values)
+        timestamps = None
+        if more.timestamps is not None:
+            timestamps = [self.timestamp if one is None else one for one in more.timestamps]
         self.values.extend(values)
-        if keys is not None and self.keys is None:
-            self.keys = [None] * count
-        if self.keys is not None:
-            self.keys.extend([None] * len(values) if keys is None else keys)
-        if self.headers is not None:
-            self.headers.extend([None] * len(values))
-        if self.timestamps is not None:
-            self.timestamps.extend([self.timestamp] * len(values))
-        if self.expiries is not None:
-            self.expiries.extend([0] * len(values))
+        self.keys = _extended(self.keys, keys, counts, None)
+        self.headers = _extended(self.headers, more.headers, counts, None)
+        self.timestamps = _extended(self.timestamps, timestamps, counts, self.timestamp)
+        expiries = None
+        if more.times is not None:
+            expiries = [times[1] for times in more.times]
+            if self.deliver_at is not None:
+                self.deliver_at.extend([times[0] for times in more.times])
+        self.expiries = _extended(
+            self.expiries, expiries if any(expiries or ()) else None, counts, 0
+        )
         self.plain = self._is_plain()
 
     def close(self) -> None:
@@ -192,6 +216,21 @@ class Outbox:
         if self.later is None:
             self.later = Outbox(self.topic, self.partition, delayed=True)
         return self.later
+
+
+def _extended(
+    column: list[C] | None, more: Sequence[C] | None, counts: tuple[int, int], missing: C
+) -> list[C] | None:
+    """A column of a batch with (records before, records added) after the records were added."""
+    before, added = counts
+    if more is None:
+        if column is not None:
+            column.extend([missing] * added)
+        return column
+    if column is None:
+        column = [missing] * before
+    column.extend(more)
+    return column
 
 
 def too_late(batch: OutgoingBatch, timeout_ms: int) -> RaftqError:

@@ -13,6 +13,7 @@ from raftq.client.common.errors import (
     ConnectFailed,
     InvalidArgument,
     QueueClosed,
+    RaftqError,
     RequestTimeout,
     Throttled,
     TooLarge,
@@ -113,6 +114,107 @@ def test_send_many_with_keys_and_none_keys_gives_results_in_order() -> None:
             for value, place in zip(values, appended, strict=True):
                 assert logs[place.partition].values()[place.offset] == value
             assert await (await producer.send_many("t", [])) == []
+
+    simulate(main())
+
+
+def test_send_many_takes_every_column() -> None:
+    async def main() -> None:
+        async with fake_cluster() as cluster:
+            logs = cluster.add_topic("t", 2)
+            async with Producer(cluster.bootstrap, wall_ms=lambda: 1_000) as producer:
+                many = await producer.send_many(
+                    "t", [b"a", b"b", b"c", b"d", b"e"],
+                    [b"k", None, b"", None, None],
+                    headers=[None, {"h": b"1"}, {}, None, None],
+                    priorities=["critical", 2, 2, 2, 4],
+                    partitions=[1, 0, 0, 0, 0],
+                    timestamps=[None, 0, None, None, 7],
+                    times=[(0, 0), (0, 5_000), (0, 0), (9_000, 0), (0, 0)],
+                )  # fmt: skip
+                appended = await many
+            assert [(one.partition, one.offset) for one in appended] == [
+                (1, 0), (0, appended[1].offset), (0, appended[2].offset), (0, 0),
+                (0, appended[4].offset),
+            ]  # fmt: skip
+            assert (appended[3].delayed, appended[3].deliver_at) == (True, 9_000)
+            (first,) = [one for raw in logs[1].batches for one in decode(raw).records()]
+            assert (first.key, first.value, first.priority) == (b"k", b"a", 0)
+            rest = {one.value: one for raw in logs[0].batches for one in decode(raw).records()}
+            assert rest[b"b"].headers == {"h": b"1"}
+            assert (rest[b"b"].timestamp, rest[b"e"].timestamp) == (0, 7)
+            assert rest[b"c"].key == b""
+            assert (rest[b"c"].timestamp, rest[b"e"].priority) == (1_000, 4)
+            assert [decode(raw).expiries() for raw in logs[0].batches if b"b" in raw] == [
+                [5_000, 0]
+            ]
+
+    simulate(main())
+
+
+def test_send_many_keeps_the_order_of_rows_that_meet_in_a_partition() -> None:
+    async def main() -> None:
+        async with fake_cluster() as cluster, Producer(cluster.bootstrap) as producer:
+            logs = cluster.add_topic("t", 3)
+            number = mmh3.hash(b"k", signed=False) % 3
+            values = [b"%d" % at for at in range(50)]
+            keys = [b"k" if at % 3 else None for at in range(50)]
+            partitions = [None if at % 3 else number for at in range(50)]
+            await (await producer.send_many("t", values, keys, partitions=partitions))
+            assert logs[number].values() == values
+
+    simulate(main())
+
+
+def test_columns_that_do_not_fit_are_refused_before_anything_is_sent() -> None:
+    async def main() -> None:
+        async with fake_cluster() as cluster, Producer(cluster.bootstrap) as producer:
+            (log,) = cluster.add_topic("t", 1)
+            for wrong in (
+                {"headers": [None]},
+                {"priorities": ["normal"]},
+                {"partitions": [0, 0, 0]},
+                {"timestamps": []},
+                {"times": [(0, 0)]},
+                {"priorities": ["normal", "urgent"]},
+                {"partitions": [0, -1]},
+                {"timestamps": [0, "now"]},
+                {"headers": [None, ["h"]]},
+            ):
+                with pytest.raises(InvalidArgument):
+                    await producer.send_many("t", [b"a", b"b"], **wrong)  # type: ignore[arg-type]
+            await producer.flush()
+            assert log.values() == []
+
+    simulate(main())
+
+
+def test_each_record_has_an_outcome_of_its_own() -> None:
+    async def main() -> None:
+        async with fake_cluster() as cluster:
+            cluster.add_topic("t", 2)
+            options: Any = {"buffer_bytes": 3_000, "max_block_ms": 100, "linger_ms": 0}
+            async with Producer(
+                cluster.bootstrap, delivery_timeout_ms=2_000, **options
+            ) as producer:
+                cluster.lead("t", 1, None)
+                partitions = [0, 1, 0]
+                many = await producer.send_many("t", [b"a", b"b", b"c"], partitions=partitions)
+                first, second, third = await many.outcomes()
+                assert not isinstance(first, RaftqError)
+                assert not isinstance(third, RaftqError)
+                assert isinstance(second, RequestTimeout)
+                big = [bytes(1_000)] * 5
+                with pytest.raises(Throttled):
+                    await producer.send_many("t", big, partition=1)
+                with pytest.raises(RequestTimeout, match="2 records"):
+                    await producer.flush()
+                many = await producer.send_many("t", big, partition=1, partial=True)
+                outcomes = await many.outcomes()
+                assert all(isinstance(one, RaftqError) for one in outcomes)
+                assert any(isinstance(one, Throttled) for one in outcomes)
+                with pytest.raises(RaftqError):
+                    await many
 
     simulate(main())
 
