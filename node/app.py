@@ -61,7 +61,7 @@ from raftq.cluster.raft.config import ConsensusConfig
 from raftq.cluster.raft.voters_file import refuse_former_voter
 from raftq.node.config import Address, NodeConfig
 from raftq.node.groups.coordinators import Coordinators
-from raftq.node.http.client_gateway import ClientGateway
+from raftq.node.http.clients import HttpClients
 from raftq.node.http.server import HttpServer
 from raftq.node.identity import Identity, Loss, boot_id, remember, what_was_lost
 from raftq.node.native.admin_handlers import AdminHandlers
@@ -161,7 +161,7 @@ class Node:
         self.http: HttpServer | None = None
         if config.http is not None:
             facts = Facts(self)
-            self.http = HttpServer(facts, ClientGateway(facts), self.metrics, wall_ms)
+            self.http = HttpServer(facts, HttpClients(facts), self.metrics, wall_ms)
         self.server = TcpServer(
             self._handlers(),
             node_id=config.node_id,

@@ -7,7 +7,7 @@ from typing import Any
 
 from raftq.client.common.errors import UnknownPartition, UnknownTopic
 from raftq.cluster.metadata.state import TopicState
-from raftq.node.http.gateway import Gateway
+from raftq.node.http.clients import HttpClients
 from raftq.node.http.options import HttpOptions
 from raftq.node.http.routes import Call
 from raftq.node.metrics.node_status import NodeFacts
@@ -15,8 +15,10 @@ from raftq.node.metrics.node_status import NodeFacts
 
 @dataclass(slots=True)
 class Context:
+    """What every handler has."""
+
     facts: NodeFacts
-    gateway: Gateway
+    clients: HttpClients
     options: HttpOptions
     topics: "Topics" = field(init=False)
 
@@ -54,10 +56,10 @@ class Topics:
         """A topic, if it is there right now."""
         return self._facts.metadata.state.topics.get(name)
 
-    def queued(self) -> list[TopicState]:
-        """The topics that have leases or delays."""
+    def queued(self) -> list[str]:
+        """The names of the topics that have leases or delays."""
         topics = self._facts.metadata.state.topics.values()
-        return [one for one in topics if one.queued and not one.name.startswith("__")]
+        return [one.name for one in topics if one.queued and not one.name.startswith("__")]
 
     async def get_partition(self, call: Call) -> tuple[TopicState, int]:
         """The topic and the partition of the path."""

@@ -1,7 +1,11 @@
 """Handlers of dead letters: browse, send back, forget. (Shell.)"""
 
-from typing import Any
+from typing import Any, Literal
 
+from raftq.client.admin.dead_letters import TIME_MAX
+from raftq.client.admin.pages import LetterPlace, LetterQuery, Swept
+from raftq.client.admin.results import DLQ_HEADER, DLQ_SUFFIX
+from raftq.client.results import Record
 from raftq.cluster.metadata.state import TopicState
 from raftq.node.http.context import Context
 from raftq.node.http.errors import invalid
@@ -16,13 +20,11 @@ from raftq.node.http.fields import (
     answer,
     array_of,
 )
-from raftq.node.http.gateway import Readable
 from raftq.node.http.kinds import Choice, Kind, Number, Schema, Text, Time, Whole, or_null, parsed
 from raftq.node.http.messages import RECORD, RECORD_SOMETIMES, write_records
 from raftq.node.http.paths import GROUP, PARTITION
-from raftq.node.http.queue_gateway import TIME_MAX, Cursor, Filter, Swept
 from raftq.node.http.routes import Call, HttpReply, Route
-from raftq.node.http.settling import DEAD_SUFFIX, REASON_CHARACTERS_MAX
+from raftq.node.http.settling import REASON_CHARACTERS_MAX
 from raftq.node.http.values import format_time, parse_base64
 
 LIMIT_MAX = 1000
@@ -30,7 +32,6 @@ SWEEP_MAX = 1_000_000
 RATE_MIN, RATE_MAX = 0.1, 1_000_000.0
 SWEEP_MS = 25_000
 KEY_CHARACTERS_MAX = 65_536
-HEADER_PREFIX = "x-dlq-"
 
 
 class CursorText(Kind):
@@ -41,9 +42,9 @@ class CursorText(Kind):
     def schema(self) -> Schema:
         return self._text.schema()
 
-    def read(self, path: str, given: Any) -> Cursor:
+    def read(self, path: str, given: Any) -> LetterPlace:
         partition, offset = self._text.read(path, given).split(":")
-        return Cursor(int(partition), int(offset))
+        return LetterPlace(int(partition), int(offset))
 
 
 class Key(Text):
@@ -80,7 +81,7 @@ class DeadHandlers:
     """See the module's docstring."""
 
     def __init__(self, context: Context) -> None:
-        self._gateway = context.gateway
+        self._clients = context.clients
         self._topics = context.topics
 
     async def browse(self, call: Call) -> HttpReply:
@@ -89,11 +90,12 @@ class DeadHandlers:
         which = _filter(query)
         if topic is None:
             return HttpReply({"messages": [], "count": 0, "next_cursor": None})
-        cursor = query["cursor"] or Cursor(which.partition or 0, 0)
-        found = await self._gateway.queues.letters(topic, which, cursor, query["limit"])
-        written = write_records([record for _, record in found.letters], call.binary)
-        for (partition, record), message in zip(found.letters, written, strict=True):
-            message["partition"] = partition
+        found = await self._clients.admin.letter_page(
+            topic.name, which, query["cursor"], query["limit"]
+        )
+        written = write_records(found.records, call.binary)
+        for record, message in zip(found.records, written, strict=True):
+            message["partition"] = record.partition
             message |= _facts(record)
         more = found.next
         return HttpReply(
@@ -105,31 +107,32 @@ class DeadHandlers:
         )
 
     async def redrive(self, call: Call) -> HttpReply:
-        body = call.body
-        which = _filter(body)
-        topic = await self._letters_of(call)
-        done = Swept(0, True)
-        if topic is not None:
-            done = await self._gateway.queues.redrive(topic, which, body["limit"], body["rate"])
+        done = await self._sweep(call, "redrive")
         return HttpReply({"redriven": done.count, "complete": done.complete})
 
     async def purge(self, call: Call) -> HttpReply:
-        which = _filter(call.body)
-        topic = await self._letters_of(call)
-        done = Swept(0, True)
-        if topic is not None:
-            done = await self._gateway.queues.purge(topic, which, call.body["limit"])
+        done = await self._sweep(call, "purge")
         return HttpReply({"purged": done.count, "complete": done.complete})
+
+    async def _sweep(self, call: Call, verb: Literal["redrive", "purge"]) -> Swept:
+        body = call.body
+        which = _filter(body)
+        topic = await self._letters_of(call)
+        if topic is None:
+            return Swept(0, True)
+        rate = body.get("rate")
+        admin = self._clients.admin
+        return await admin.sweep_letters(topic.name, verb, which, body["limit"], rate)
 
     async def _letters_of(self, call: Call) -> TopicState | None:
         """The topic with the letters; None when the topic of the path never had one."""
         topic = await self._topics.get(call)
-        if topic.name.endswith(DEAD_SUFFIX):
+        if topic.name.endswith(DLQ_SUFFIX):
             return topic
-        return self._topics.peek(topic.name + DEAD_SUFFIX)
+        return self._topics.peek(topic.name + DLQ_SUFFIX)
 
 
-def _filter(given: dict[str, Any]) -> Filter:
+def _filter(given: dict[str, Any]) -> LetterQuery:
     key = given["key"]
     if isinstance(key, str):
         base64 = given["key_encoding"] == "base64"
@@ -138,7 +141,7 @@ def _filter(given: dict[str, Any]) -> Filter:
     until = TIME_MAX if given["until"] is None else max(0, given["until"])
     if since > until:
         raise invalid("until", "is before since")
-    return Filter(
+    return LetterQuery(
         group=given["group"] or "",
         reason=given["reason"] or "",
         key=key,
@@ -148,12 +151,12 @@ def _filter(given: dict[str, Any]) -> Filter:
     )
 
 
-def _facts(record: Readable) -> dict[str, Any]:
+def _facts(record: Record) -> dict[str, Any]:
     """What the headers say of the failure. They are what some writer put there: anything that does
     not read as it should is left out."""
 
     def text(name: str) -> str | None:
-        found = record.headers.get(HEADER_PREFIX + name)
+        found = record.headers.get(DLQ_HEADER + name)
         return None if found is None else found.decode(errors="replace")
 
     def number(name: str) -> int | None:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from raftq.client.admin.pages import DelayedPage
+from raftq.client.admin.results import DelayedRecord
 from raftq.client.common.errors import OffsetOutOfRange
 from raftq.node.http.context import Context
 from raftq.node.http.fields import (
@@ -17,7 +19,6 @@ from raftq.node.http.fields import (
 from raftq.node.http.kinds import Whole
 from raftq.node.http.messages import PRIORITIES, PRIORITY_NAME
 from raftq.node.http.paths import PARTITION
-from raftq.node.http.queue_gateway import Waiting
 from raftq.node.http.routes import Call, HttpReply, Route
 from raftq.node.http.values import format_duration, format_time
 
@@ -37,34 +38,39 @@ class DelayedHandlers:
     """See the module's docstring."""
 
     def __init__(self, context: Context) -> None:
-        self._gateway = context.gateway
+        self._clients = context.clients
         self._topics = context.topics
 
     async def list_all(self, call: Call) -> HttpReply:
         topic = await self._topics.get(call)
         skip, limit = call.query["skip"], call.query["limit"]
-        found, pending = await self._gateway.queues.delayed(topic, skip, limit)
-        return HttpReply({"messages": [_write(topic.name, one) for one in found], "count": pending})
+        page = DelayedPage([], 0)
+        if topic.queued:
+            page = await self._clients.admin.delayed_page(topic.name, skip, limit)
+        return HttpReply({"messages": [_write(one) for one in page.records], "count": page.pending})
 
     async def find(self, call: Call) -> HttpReply:
         topic = await self._topics.get(call)
         partition, offset = call.query["partition"], call.path["offset"]
         if partition is not None:
             await self._topics.with_partition(topic, partition, "partition")
-        found = await self._gateway.queues.find_delayed(topic, partition, offset)
+        found = None
+        if topic.queued:
+            found = await self._clients.admin.find_delayed(topic.name, offset, partition)
         if found is None:
             raise _nothing(offset)
-        return HttpReply(_write(topic.name, found))
+        return HttpReply(_write(found))
 
     async def cancel(self, call: Call) -> HttpReply:
         topic, partition = await self._topics.get_partition(call)
         offset = call.path["offset"]
-        if not await self._gateway.queues.cancel_delayed(topic, partition, offset):
+        admin = self._clients.admin
+        if not topic.queued or not await admin.cancel_delayed(topic.name, partition, offset):
             raise _nothing(offset)
         return HttpReply({"cancelled": True})
 
     async def stats(self, call: Call) -> HttpReply:
-        totals = await self._gateway.queues.delay_totals(self._topics.queued())
+        totals = await self._clients.admin.delay_sums(self._topics.queued())
         average_s = totals.delay_ms_sum / totals.fired / 1000 if totals.fired else 0.0
         return HttpReply(
             {
@@ -81,9 +87,9 @@ def _nothing(offset: int) -> OffsetOutOfRange:
     return OffsetOutOfRange(f"offset: no message waits at {offset}; it may have become due")
 
 
-def _write(topic: str, one: Waiting) -> dict[str, Any]:
+def _write(one: DelayedRecord) -> dict[str, Any]:
     return {
-        "topic": topic,
+        "topic": one.topic,
         "partition": one.partition,
         "offset": one.offset,
         "deliver_at": format_time(one.deliver_at),

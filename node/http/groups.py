@@ -1,10 +1,13 @@
 """Handlers of consumer groups: members, polls, offsets. (Shell.)"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from raftq.client.admin.groups import ResetTo
 from raftq.client.admin.results import GroupDescription
+from raftq.client.common.types import PartitionKey
+from raftq.client.queue.leased import LeasedRecord
 from raftq.node.http.context import Context
 from raftq.node.http.errors import Refusal, invalid
 from raftq.node.http.fields import (
@@ -32,9 +35,8 @@ from raftq.node.http.kinds import (
     Whole,
     or_null,
 )
-from raftq.node.http.messages import RECORD, RECORD_SOMETIMES, write_records
+from raftq.node.http.messages import RECORD, RECORD_SOMETIMES, Readable, write_records
 from raftq.node.http.paths import OFFSET, PARTITION, TOPIC
-from raftq.node.http.queue_gateway import Ask, Delivered, Offsets, PartitionName, Reset, Wish
 from raftq.node.http.routes import Call, HttpReply, Route
 
 POLL_MS_MAX = 30_000
@@ -46,6 +48,8 @@ TOPICS_MAX = 100
 PARTITIONS_MAX = 8_000
 ERRORS = (404, 409, 503, 507)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Offsets = dict[str, dict[int, int]]  # by topic and partition
 
 MEMBER = Text(NAME_CHARACTERS_MAX)
 JOIN = Fields((
@@ -95,7 +99,7 @@ class ResetPlace(Kind):
     def schema(self) -> Schema:
         return {"anyOf": [one.schema() for one in (self._ends, OFFSET, self._digits, Time())]}
 
-    def read(self, path: str, given: Any) -> Reset:
+    def read(self, path: str, given: Any) -> ResetTo:
         if given in ("earliest", "latest"):
             return "earliest" if given == "earliest" else "latest"
         if isinstance(given, str):
@@ -118,32 +122,33 @@ class GroupHandlers:
     """See the module's docstring."""
 
     def __init__(self, context: Context) -> None:
-        self._gateway = context.gateway
+        self._clients = context.clients
         self._topics = context.topics
         self._options = context.options
         self._polls = 0
 
     async def list_all(self, call: Call) -> HttpReply:
-        return HttpReply({"groups": sorted(await self._gateway.queues.list_groups())})
+        groups = await self._clients.admin.list_groups()
+        return HttpReply({"groups": [one.group for one in groups]})
 
     async def describe(self, call: Call) -> HttpReply:
-        return HttpReply(_described(await self._gateway.queues.describe_group(call.path["group"])))
+        return HttpReply(_described(await self._clients.admin.describe_group(call.path["group"])))
 
     async def delete(self, call: Call) -> HttpReply:
-        await self._gateway.queues.delete_group(call.path["group"])
+        await self._clients.admin.delete_group(call.path["group"])
         return HttpReply({"deleted": True, "group_id": call.path["group"]})
 
     async def join(self, call: Call) -> HttpReply:
         body = call.body
         for name in body["topics"]:
             await self._topics.by_name(name)
-        wish = Wish(
-            client_id=body["client_id"] or "",
-            topics=tuple(dict.fromkeys(body["topics"])),
-            session_ms=body["session_timeout"],
+        member = await self._clients.members.join(
+            call.path["group"],
+            list(dict.fromkeys(body["topics"])),
             mode=body["mode"],
+            session_ms=body["session_timeout"],
+            client_id=body["client_id"] or "",
         )
-        member = await self._gateway.queues.join(call.path["group"], wish)
         return HttpReply(
             {
                 "member_id": member.member_id,
@@ -156,7 +161,7 @@ class GroupHandlers:
 
     async def heartbeat(self, call: Call) -> HttpReply:
         known = call.body["generation"]
-        member = await self._gateway.queues.heartbeat(
+        member = await self._clients.members.heartbeat(
             call.path["group"], call.body["member_id"], known
         )
         news = bool(member.revoked) or (known is not None and known != member.generation)
@@ -171,35 +176,37 @@ class GroupHandlers:
         )
 
     async def leave(self, call: Call) -> HttpReply:
-        left = await self._gateway.queues.leave(call.path["group"], call.body["member_id"])
+        left = await self._clients.members.leave(call.path["group"], call.body["member_id"])
         return HttpReply({"left": left})
 
     async def poll(self, call: Call) -> HttpReply:
         group, query = call.path["group"], call.query
-        ask = Ask(
-            records_max=query["max_messages"],
-            bytes_max=self._options.read_bytes_max,
-            wait_ms=query["timeout"],
-            lease_ms=query["visibility"] or 0,
-        )
+        members = self._clients.members
+        lease_ms = query["visibility"]
         # Polls are parked for long: they must not take the room of everybody else's requests.
         if self._polls >= self._options.polls_max:
             raise Refusal("THROTTLED", "too many polls are waiting")
         self._polls += 1
         try:
-            delivered = await self._gateway.queues.poll(group, query["member_id"], ask)
+            delivered = await members.poll(
+                group,
+                query["member_id"],
+                query["max_messages"],
+                query["timeout"] / 1000,
+                None if lease_ms is None else lease_ms / 1000,
+            )
         finally:
             self._polls -= 1
         if delivered and call.gone():
-            await self._gateway.queues.give_back(group, delivered)
+            await members.give_back(group, delivered)
         return HttpReply({"messages": _write(delivered, call.binary)})
 
     async def offsets(self, call: Call) -> HttpReply:
         topic = call.query["topic"]
         if topic is not None:
             await self._topics.by_name(topic)
-        wanted = None if topic is None else [topic]
-        found = await self._gateway.queues.stored_offsets(call.path["group"], wanted)
+        wanted = [one for one in self._topics.queued() if topic in (None, one)]
+        found = await self._clients.admin.stored_offsets(call.path["group"], wanted)
         return HttpReply({"offsets": _offsets(found)})
 
     async def commit(self, call: Call) -> HttpReply:
@@ -208,7 +215,8 @@ class GroupHandlers:
         for name, partitions in offsets.items():
             topic = await self._topics.by_name(name)
             await self._topics.with_partition(topic, max(partitions), f"offsets.{name}")
-        await self._gateway.queues.store_offsets(group, body["member_id"] or "", offsets)
+        flat = {(name, at): to for name, parts in offsets.items() for at, to in parts.items()}
+        await self._clients.members.commit(group, body["member_id"] or "", flat)
         return HttpReply({"committed": True, "offsets": _offsets(offsets)})
 
     async def reset(self, call: Call) -> HttpReply:
@@ -217,11 +225,12 @@ class GroupHandlers:
         if body["partition"] is not None:
             await self._topics.with_partition(topic, body["partition"], "partition")
         group = call.path["group"]
-        found = await self._gateway.queues.reset(group, topic, body["partition"], body["to"])
+        admin = self._clients.admin
+        found = await admin.reset_group(group, topic.name, body["to"], body["partition"])
         return HttpReply({"offsets": _offsets({topic.name: dict(found)})})
 
 
-def _partitions(names: Iterable[PartitionName]) -> list[dict[str, Any]]:
+def _partitions(names: Iterable[PartitionKey]) -> list[dict[str, Any]]:
     return [{"topic": topic, "partition": number} for topic, number in sorted(names)]
 
 
@@ -265,14 +274,14 @@ def _described(found: GroupDescription) -> dict[str, Any]:
     }
 
 
-def _write(delivered: list[Delivered], binary: bool) -> list[dict[str, Any]]:
-    written = write_records([one.record for one in delivered], binary)
+def _write(delivered: Sequence[Readable], binary: bool) -> list[dict[str, Any]]:
+    written = write_records(delivered, binary)
     for one, message in zip(delivered, written, strict=True):
         message["topic"] = one.topic
         message["partition"] = one.partition
-        if one.receipt is not None:
-            message["receipt_handle"] = one.receipt.show()
-            message["delivery_count"] = one.receipt.attempt
+        if isinstance(one, LeasedRecord):
+            message["receipt_handle"] = one.receipt
+            message["delivery_count"] = one.attempt
     return written
 
 

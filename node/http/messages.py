@@ -11,10 +11,13 @@ are always binaries, and both binaries and texts are taken.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from raftq.client.common.errors import TooLarge
+from raftq.client.common.types import Times
+from raftq.client.queue.leased import LeasedRecord
+from raftq.client.results import Record
 from raftq.client.wire.layout import LANE_NORMAL
 from raftq.client.wire.record import (
     HEADERS_BYTES_MAX,
@@ -24,7 +27,6 @@ from raftq.client.wire.record import (
 )
 from raftq.node.http.errors import Refusal, invalid
 from raftq.node.http.fields import INTEGER, STRING, TIME, NotBoth, answer, unknown_field
-from raftq.node.http.gateway import Outgoing, Readable
 from raftq.node.http.kinds import (
     Choice,
     Duration,
@@ -39,7 +41,14 @@ from raftq.node.http.kinds import (
     shown,
 )
 from raftq.node.http.paths import PARTITION
-from raftq.node.http.values import format_base64, format_time, parse_base64
+from raftq.node.http.values import (
+    DURATION_MS_MAX,
+    format_base64,
+    format_time,
+    parse_base64,
+)
+
+Readable = Record | LeasedRecord
 
 PRIORITIES = ("critical", "high", "normal", "low", "background")
 
@@ -112,6 +121,44 @@ RECORD = {
 RECORD_SOMETIMES = ("encoding", "key_encoding", "headers_encoding")
 RECORD_SCHEMA = answer(RECORD, RECORD_SOMETIMES)
 KNOWN = frozenset(MESSAGE_SCHEMA["properties"])
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """Records to publish, as columns of equal length; a column that nobody uses is None."""
+
+    values: list[bytes]
+    keys: list[bytes | None] | None = None
+    headers: list[Headers | None] | None = None
+    partitions: list[int | None] | None = None
+    priorities: list[int] | None = None
+    ttls_ms: list[int | None] | None = None
+    delays_ms: list[int | None] | None = None
+    deliver_at: list[int | None] | None = None
+    """Times in ms."""
+    many: bool = field(default=False, compare=False)
+    """Whether they came as `messages`, which is how errors name them."""
+
+    def path(self, at: int, name: str) -> str:
+        return f"messages[{at}].{name}" if self.many else name
+
+    def times(self, now_ms: int) -> list[Times] | None:
+        """When each record is due and when it ends; a record that is due already is not delayed."""
+        if self.delays_ms is self.deliver_at is self.ttls_ms is None:
+            return None
+        nothing: list[int | None] = [None] * len(self.values)
+        times: list[Times] = []
+        rows = zip(
+            self.delays_ms or nothing, self.deliver_at or nothing, self.ttls_ms or nothing,
+            strict=True,
+        )  # fmt: skip
+        for at, (delay, due, ttl) in enumerate(rows):
+            if due is not None and due - now_ms > DURATION_MS_MAX:
+                raise invalid(self.path(at, "deliverAt"), "is more than 100 years away")
+            due_ms = now_ms + delay if delay is not None else due or 0
+            due_ms = due_ms if due_ms > now_ms else 0
+            times.append((due_ms, 0 if ttl is None else (due_ms or now_ms) + ttl))
+        return times
 
 
 @dataclass(frozen=True, slots=True)

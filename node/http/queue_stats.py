@@ -11,11 +11,11 @@ class QueueStatsHandlers:
     """See the module's docstring."""
 
     def __init__(self, context: Context) -> None:
-        self._gateway = context.gateway
+        self._clients = context.clients
         self._topics = context.topics
 
     async def reliability(self, call: Call) -> HttpReply:
-        totals = await self._gateway.queues.queue_totals(self._topics.queued())
+        totals = await self._clients.admin.queue_sums(self._topics.queued())
         count = totals.counters.get
         return HttpReply(
             {
@@ -36,7 +36,7 @@ class QueueStatsHandlers:
         )
 
     async def priority(self, call: Call) -> HttpReply:
-        totals = await self._gateway.queues.queue_totals(self._topics.queued())
+        totals = await self._clients.admin.queue_sums(self._topics.queued())
         waits = {
             name: format_duration(wait / count / 1000 if count else 0.0)
             for name, count, wait in zip(PRIORITIES, totals.lanes, totals.lane_wait_ms, strict=True)

@@ -4,9 +4,11 @@ import asyncio
 from typing import Any
 
 from raftq.client.common.errors import RaftqError, TooLarge
+from raftq.client.consumer.pages import Position
+from raftq.client.results import Appended
 from raftq.client.wire.layout import LANE_NORMAL
 from raftq.node.http.context import Context
-from raftq.node.http.errors import error_body, invalid, retry_after_s, status_of
+from raftq.node.http.errors import error_body, retry_after_s, status_of
 from raftq.node.http.fields import (
     BOOLEAN,
     INTEGER,
@@ -18,18 +20,18 @@ from raftq.node.http.fields import (
     answer,
     array_of,
 )
-from raftq.node.http.gateway import Outcome, Outgoing, Position
 from raftq.node.http.kinds import Time, Whole
 from raftq.node.http.messages import (
     PRIORITIES,
     PRIORITY_NAME,
     RECORD_SCHEMA,
     Messages,
+    Outgoing,
     write_records,
 )
 from raftq.node.http.paths import OFFSET
 from raftq.node.http.routes import Call, HttpReply, Route
-from raftq.node.http.values import DURATION_MS_MAX, format_time
+from raftq.node.http.values import format_time
 
 LIMIT_DEFAULT = 100
 LIMIT_MAX = 1000
@@ -56,7 +58,7 @@ class RecordHandlers:
     """See the module's docstring."""
 
     def __init__(self, context: Context) -> None:
-        self._gateway = context.gateway
+        self._clients = context.clients
         self._options = context.options
         self._topics = context.topics
         # What is being fetched is not yet counted: so it is bounded by turns.
@@ -68,8 +70,7 @@ class RecordHandlers:
 
     async def publish(self, call: Call) -> HttpReply:
         records: Outgoing = call.body
-        _check_times(records, call.now_ms)
-        records.set_times(call.now_ms)
+        times = records.times(call.now_ms)
         topic = await self._topics.get(call)
         # Both are checked here because records of many callers share a batch, which the leader
         # takes or refuses as a whole.
@@ -78,8 +79,23 @@ class RecordHandlers:
             highest = max(one for one in records.partitions if one is not None)
             path = records.path(records.partitions.index(highest), "partition")
             topic = await self._topics.with_partition(topic, highest, path)
-        outcomes = await self._gateway.publish(topic, records)
-        assert len(outcomes) == len(records.values)
+        producer = self._clients.producer
+        outcomes: list[Appended | RaftqError]
+        try:
+            await producer.expect(topic.name, len(topic.partitions))
+            deliveries = await producer.send_many(
+                topic.name,
+                records.values,
+                records.keys,
+                headers=records.headers,
+                priorities=records.priorities,
+                partitions=records.partitions,
+                times=times,
+                partial=True,
+            )
+            outcomes = await deliveries.outcomes()
+        except RaftqError as error:
+            outcomes = [error] * len(records.values)
         return _published(records, outcomes)
 
     async def read(self, call: Call) -> HttpReply:
@@ -87,17 +103,11 @@ class RecordHandlers:
         position = Position(query["offset"], query["from_time"])
         topic, partition = await self._topics.get_partition(call)
         async with self._turns:
-            page = await self._gateway.read(
+            page = await self._clients.admin.read_page(
                 topic.name, partition, position, query["limit"], self._options.read_bytes_max
             )
             messages = write_records(page.records, call.binary)
         return HttpReply({"messages": messages, "next_offset": page.next_offset})
-
-
-def _check_times(records: Outgoing, now_ms: int) -> None:
-    for at, due in enumerate(records.deliver_at or ()):
-        if due is not None and due - now_ms > DURATION_MS_MAX:
-            raise invalid(records.path(at, "deliverAt"), "is more than 100 years away")
 
 
 def _check_values(records: Outgoing, bytes_max: int) -> None:
@@ -108,7 +118,7 @@ def _check_values(records: Outgoing, bytes_max: int) -> None:
         raise TooLarge(f"{path}: {largest} bytes, the topic takes at most {bytes_max}")
 
 
-def _published(records: Outgoing, outcomes: list[Outcome]) -> HttpReply:
+def _published(records: Outgoing, outcomes: list[Appended | RaftqError]) -> HttpReply:
     """200 as soon as one message was taken; when none was, the status of the first error."""
     lanes = records.priorities or [LANE_NORMAL] * len(outcomes)
     results: list[dict[str, Any]] = []
@@ -118,15 +128,14 @@ def _published(records: Outgoing, outcomes: list[Outcome]) -> HttpReply:
             failed.append(outcome)
             results.append(error_body(outcome))
         else:
-            due = None if records.deliver_at is None else records.deliver_at[at]
             result: dict[str, Any] = {
                 "partition": outcome.partition,
                 "offset": outcome.offset,
                 "priority": PRIORITIES[lanes[at]],
-                "delayed": due is not None,
+                "delayed": outcome.delayed,
             }
-            if due is not None:
-                result["deliverAt"] = format_time(due)
+            if outcome.deliver_at is not None:
+                result["deliverAt"] = format_time(outcome.deliver_at)
             results.append(result)
     if len(failed) < len(outcomes):
         return HttpReply({"results": results})

@@ -29,11 +29,11 @@ from raftq.node.http.bodies import (
     wants_msgpack,
 )
 from raftq.node.http.budget import Budget, Share
+from raftq.node.http.clients import HttpClients
 from raftq.node.http.context import Context
 from raftq.node.http.dead import DeadHandlers, dead_routes
 from raftq.node.http.delayed import DelayedHandlers, delayed_routes
 from raftq.node.http.errors import Refusal, error_body, retry_after_s, status_of
-from raftq.node.http.gateway import Gateway
 from raftq.node.http.groups import GroupHandlers, group_routes
 from raftq.node.http.health import Health, health_routes
 from raftq.node.http.listener import HttpListener
@@ -63,13 +63,13 @@ class HttpServer:
     def __init__(
         self,
         facts: NodeFacts,
-        gateway: Gateway,
+        clients: HttpClients,
         metrics: NodeMetrics,
         wall_ms: Callable[[], int],
         options: HttpOptions | None = None,
     ) -> None:
         self._options = options or HttpOptions()
-        self._gateway = gateway
+        self._clients = clients
         self._metrics = metrics
         self._wall_ms = wall_ms
         self._node_id = facts.node_id
@@ -81,7 +81,7 @@ class HttpServer:
 
     def _routes(self, facts: NodeFacts) -> tuple[Route, ...]:
         version = metadata.version("raftq")
-        context = Context(facts, self._gateway, self._options)
+        context = Context(facts, self._clients, self._options)
         exposition = Exposition(facts, self._metrics, version)
         health = Health(context, exposition, version, facts.uptime_s)
         routes = (
@@ -130,7 +130,7 @@ class HttpServer:
             await self._listener.shutdown(self._options.stop_ms / 1000)
             await self._server.wait_closed()
             self._server = None
-        await self._gateway.close()
+        await self._clients.close()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         loop = asyncio.get_running_loop()

@@ -4,12 +4,17 @@ One receipt is answered with what happened, or refused with the status of its er
 answered with a result each; the status is that of the first error when none succeeded.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from raftq.client.common.errors import RaftqError
+from raftq.client.admin.results import DLQ_SUFFIX
+from raftq.client.common.errors import LeaseForeign, LeaseLost, RaftqError
+from raftq.client.queue.leased import Receipt
+from raftq.client.queue.one_shot import Settled
+from raftq.client.queue.settling import Settlement, Verb
 from raftq.node.http.context import Context
-from raftq.node.http.errors import error_body, retry_after_s, status_of
+from raftq.node.http.errors import error_body, invalid, retry_after_s, status_of
 from raftq.node.http.fields import (
     BOOLEAN,
     INTEGER,
@@ -23,17 +28,33 @@ from raftq.node.http.fields import (
     array_of,
 )
 from raftq.node.http.groups import LEASE_MS_MAX, MEMBER
-from raftq.node.http.kinds import Duration, Listed, Schema, Text, or_null
+from raftq.node.http.kinds import INTEGER_MAX, Duration, Kind, Listed, Schema, Text, or_null
 from raftq.node.http.paths import GROUP
-from raftq.node.http.queue_gateway import SettleCall, Settled, Verb
-from raftq.node.http.receipts import ReceiptHandle, ReceiptText
 from raftq.node.http.routes import Call, Handler, HttpReply, Route
 from raftq.node.http.values import format_time
+from raftq.node.queue.core.leases import TAG_SHIFT, group_tag
 
 RECEIPTS_MAX = 1000
 DELAY_MS_MAX = 366 * 86_400_000
 REASON_CHARACTERS_MAX = 1024
-DEAD_SUFFIX = ".dlq"
+GROUPS_MAX = 10_000  # whose marks are remembered
+RECEIPT_PATTERN = r"[A-Za-z0-9._-]{1,249}:[0-9]{1,9}:[0-9]{1,18}:[0-9]{1,9}:[0-9]{1,19}"
+
+
+class ReceiptHandle(Kind):
+    """A receipt as text: `topic:partition:offset:deliveryCount:nonce`."""
+
+    _text = Text(320, RECEIPT_PATTERN)
+
+    def schema(self) -> Schema:
+        return self._text.schema()
+
+    def read(self, path: str, given: Any) -> Receipt:
+        topic, partition, offset, attempt, nonce = self._text.read(path, given).split(":")
+        if int(nonce) > INTEGER_MAX:
+            raise invalid(path, "is no receipt")
+        return Receipt(topic, int(partition), int(offset), int(nonce), int(attempt))
+
 
 _ERRORS = (404, 409, 410, 503, 507)
 _RECEIPTS = (
@@ -49,10 +70,10 @@ _DELAY = Field(
 _REASON = Field("reason", Text(REASON_CHARACTERS_MAX))
 _TIMEOUT = Field("timeout", Duration(1, LEASE_MS_MAX), "from now on", required=True)
 
-Facts = Callable[[ReceiptText, Settled], dict[str, Any]]
+Facts = Callable[[Receipt, Settled], dict[str, Any]]
 
 
-def _acked(receipt: ReceiptText, settled: Settled) -> dict[str, Any]:
+def _acked(receipt: Receipt, settled: Settled) -> dict[str, Any]:
     return {
         "acknowledged": True,
         "committed_offset": settled.settled_offset,
@@ -60,7 +81,7 @@ def _acked(receipt: ReceiptText, settled: Settled) -> dict[str, Any]:
     }
 
 
-def _nacked(receipt: ReceiptText, settled: Settled) -> dict[str, Any]:
+def _nacked(receipt: Receipt, settled: Settled) -> dict[str, Any]:
     return {
         "action": "dlq" if settled.dead else "requeued",
         "delivery_count": receipt.attempt,
@@ -68,15 +89,15 @@ def _nacked(receipt: ReceiptText, settled: Settled) -> dict[str, Any]:
     }
 
 
-def _rejected(receipt: ReceiptText, settled: Settled) -> dict[str, Any]:
+def _rejected(receipt: Receipt, settled: Settled) -> dict[str, Any]:
     return {
         "action": "dlq" if settled.dead else "requeued",
         "delivery_count": receipt.attempt,
-        "dlq_topic": receipt.topic.removesuffix(DEAD_SUFFIX) + DEAD_SUFFIX,
+        "dlq_topic": receipt.topic.removesuffix(DLQ_SUFFIX) + DLQ_SUFFIX,
     }
 
 
-def _extended(receipt: ReceiptText, settled: Settled) -> dict[str, Any]:
+def _extended(receipt: Receipt, settled: Settled) -> dict[str, Any]:
     return {
         "extended": True,
         "delivery_count": receipt.attempt,
@@ -92,28 +113,33 @@ _EXTENDED = {"extended": BOOLEAN, "delivery_count": INTEGER, "next_visible_at": 
 
 
 class ReceiptHandlers:
-    """See the module's docstring."""
+    """Settles receipts.
+
+    A receipt does not name its group, only a mark of it. When the caller does not name the group
+    either, the groups of the partition are searched for that mark; what is found is remembered.
+    """
 
     def __init__(self, context: Context) -> None:
-        self._gateway = context.gateway
+        self._clients = context.clients
         self._topics = context.topics
+        self._groups: OrderedDict[tuple[str, int, int], tuple[str, ...]] = OrderedDict()
 
     def settle(self, verb: Verb, facts: Facts) -> Handler:
         async def handler(call: Call) -> HttpReply:
             body = call.body
-            one: ReceiptText | None = body["receipt_handle"]
+            one: Receipt | None = body["receipt_handle"]
             receipts = body["receipt_handles"] if one is None else [one]
-            delay_ms = body.get("timeout") if verb == "extend" else body.get("delay")
             for topic in dict.fromkeys(receipt.topic for receipt in receipts):
                 await self._topics.by_name(topic)
-            settlement = SettleCall(
-                verb=verb,
-                receipts=receipts,
-                group=call.path.get("group") or body.get("group"),
-                delay_ms=delay_ms,
-                reason=body.get("reason") or "",
+            why = body.get("reason") or ""
+            said = Settlement(
+                verb,
+                body.get("timeout") if verb == "extend" else body.get("delay"),
+                why if verb == "reject" else "",
+                why if verb == "nack" else "",
             )
-            results = await self._gateway.queues.settle(settlement)
+            group = call.path.get("group") or body.get("group")
+            results = await self._settle(receipts, group, said)
             if one is not None:
                 if isinstance(results[0], RaftqError):
                     raise results[0]
@@ -122,9 +148,55 @@ class ReceiptHandlers:
 
         return handler
 
+    async def _settle(
+        self, receipts: list[Receipt], group: str | None, said: Settlement
+    ) -> list[Settled | RaftqError]:
+        results: dict[int, Settled | RaftqError] = {}
+        together: dict[tuple[str, ...], list[int]] = {}
+        for at, receipt in enumerate(receipts):
+            try:
+                groups = await self._candidates(receipt) if group is None else (group,)
+            except RaftqError as error:
+                results[at] = error
+            else:
+                together.setdefault(groups, []).append(at)
+        for groups, left in together.items():
+            for name in groups:
+                part = [receipts[at] for at in left]
+                found = await self._clients.members.settle(name, part, said)
+                results |= zip(left, found, strict=True)
+                left = [at for at in left if isinstance(results[at], LeaseLost)]
+                if not left:
+                    break
+            for at in left:
+                # Groups come and go; the next receipt is looked for again.
+                self._groups.pop(_mark(receipts[at]), None)
+        return [results[at] for at in range(len(receipts))]
+
+    async def _candidates(self, receipt: Receipt) -> tuple[str, ...]:
+        """The groups that can have given the receipt; a few groups share their mark."""
+        mark = _mark(receipt)
+        found = self._groups.get(mark)
+        if found is None:
+            names = await self._clients.admin.queue_groups(receipt.topic, receipt.partition)
+            found = tuple(name for name in names if group_tag(name) == mark[2])
+            if not found:
+                place = f"{receipt.topic}/{receipt.partition}"
+                raise LeaseForeign(f"no group of {place} has given this receipt")
+            self._groups[mark] = found
+            if len(self._groups) > GROUPS_MAX:
+                self._groups.popitem(last=False)
+        self._groups.move_to_end(mark)
+        return found
+
+
+def _mark(receipt: Receipt) -> tuple[str, int, int]:
+    """The partition of a receipt and the mark of its group."""
+    return receipt.topic, receipt.partition, receipt.nonce >> TAG_SHIFT
+
 
 def _several(
-    receipts: list[ReceiptText], results: list[Settled | RaftqError], facts: Facts
+    receipts: list[Receipt], results: list[Settled | RaftqError], facts: Facts
 ) -> HttpReply:
     written: list[dict[str, Any]] = []
     failed: list[RaftqError] = []
@@ -134,7 +206,7 @@ def _several(
             told = error_body(result)
         else:
             told = facts(receipt, result)
-        written.append({"receipt_handle": receipt.show(), **told})
+        written.append({"receipt_handle": receipt.text, **told})
     if len(failed) < len(results):
         return HttpReply({"results": written})
     first = failed[0]

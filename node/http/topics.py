@@ -70,7 +70,7 @@ class TopicHandlers:
 
     def __init__(self, context: Context) -> None:
         self._facts = context.facts
-        self._gateway = context.gateway
+        self._clients = context.clients
         self._topics = context.topics
 
     async def create(self, call: Call) -> HttpReply:
@@ -79,8 +79,8 @@ class TopicHandlers:
         config = _config(body)
         partitions = body["num_partitions"] or PARTITIONS_DEFAULT
         replication = body["replication_factor"] or 0
-        made = await self._gateway.create_topic(name, partitions, replication, config)
-        return HttpReply({"name": name, "partitions": made, "created": True}, 201)
+        made = await self._clients.admin.create_topic(name, partitions, replication, config)
+        return HttpReply({"name": name, "partitions": len(made.partitions), "created": True}, 201)
 
     async def list_all(self, call: Call) -> HttpReply:
         names = sorted(self._facts.metadata.state.topics)
@@ -88,21 +88,23 @@ class TopicHandlers:
 
     async def describe(self, call: Call) -> HttpReply:
         topic = await self._topics.get(call)
-        offsets = await self._gateway.offsets(topic.name)
-        known = [offsets.get(at) for at in range(len(topic.partitions))]
+        described = await self._clients.admin.describe_topic(topic.name)
+        parts = {one.partition: one for one in described.partitions}
         sizes = [one.size_bytes for one in self._facts.replicas() if one.topic_id == topic.topic_id]
         return HttpReply(
             {
                 "name": topic.name,
                 "partitions": len(topic.partitions),
-                "total_messages": sum(one[1] - one[0] for one in known if one is not None),
+                "total_messages": sum(
+                    (one.high_watermark or 0) - (one.start_offset or 0) for one in parts.values()
+                ),
                 "total_size_bytes": sum(sizes),
                 "partition_offsets": {
                     str(at): {
-                        "earliest": None if one is None else one[0],
-                        "latest": None if one is None else one[1],
+                        "earliest": parts[at].start_offset if at in parts else None,
+                        "latest": parts[at].high_watermark if at in parts else None,
                     }
-                    for at, one in enumerate(known)
+                    for at in range(len(topic.partitions))
                 },
                 "config": topic.config.settings(),
                 "replicas": {str(at): _replicas(one) for at, one in enumerate(topic.partitions)},
@@ -111,14 +113,15 @@ class TopicHandlers:
 
     async def delete(self, call: Call) -> HttpReply:
         name = call.path["topic"]
-        await self._gateway.delete_topic(name)
+        await self._clients.admin.delete_topic(name)
         return HttpReply({"deleted": True, "name": name})
 
     async def add_partitions(self, call: Call) -> HttpReply:
         total = call.body["count"] or call.body["partitions"]
         topic = await self._topics.get(call)
         before = len(topic.partitions)
-        after = await self._gateway.add_partitions(topic.name, total)
+        grown = await self._clients.admin.add_partitions(topic.name, total)
+        after = len(grown.partitions)
         return HttpReply(
             {
                 "success": True,

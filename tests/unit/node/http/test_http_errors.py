@@ -2,6 +2,7 @@
 
 import pytest
 
+import raftq.client.common.disk  # noqa: F401 - it has errors of its own
 from raftq.client.common.errors import (
     InvalidArgument,
     NotEnoughReplicas,

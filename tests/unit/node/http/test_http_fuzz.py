@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgpack
 import pytest
-from fake_gateway import Answer, Rest
+from fake_http import Answer, Rest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from yarl import URL

@@ -5,8 +5,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from fake_gateway import NOW_MS, Answer, Rest, served
+from fake_http import NOW_MS, Answer, Rest, served
+from fake_http_queues import as_record
 
+from raftq.client.admin.results import DelayedRecord
+from raftq.client.admin.totals import DelaySums, QueueSums
 from raftq.client.common.errors import (
     FencedGeneration,
     LeaseExpired,
@@ -14,9 +17,10 @@ from raftq.client.common.errors import (
     NotLeader,
     Throttled,
 )
+from raftq.client.queue.leased import LeasedRecord
+from raftq.client.queue.settling import Settlement
 from raftq.client.wire.record import BatchRecord
 from raftq.node.http.options import HttpOptions
-from raftq.node.http.queue_gateway import DelaySums, QueueTotals, Waiting
 
 QUICK = HttpOptions(topic_wait_ms=1)
 NOBODY = "orders:0:7:1:5"
@@ -37,7 +41,7 @@ async def joined(rest: Rest, mode: str = "queue", group: str = "g") -> str:
 async def leased(rest: Rest, count: int = 1) -> list[str]:
     member = await joined(rest)
     for offset in range(count):
-        rest.gateway.queues.deliver("orders", 0, record(offset))
+        rest.cluster.deliver("orders", 0, record(offset))
     answer = await rest.get(f"/groups/g/poll?member_id={member}&timeout=0s")
     return [one["receipt_handle"] for one in answer.body["messages"]]
 
@@ -56,13 +60,13 @@ def test_a_member_joins_stays_and_leaves() -> None:
             "member_id": "c-0", "generation": 1, "leader": False, "rebalance_required": False,
             "assigned_partitions": [{"topic": "orders", "partition": 0}],
         }  # fmt: skip
-        (wish,) = rest.gateway.queues.groups["g"].members.values()
+        (wish,) = rest.cluster.groups["g"].members.values()
         assert (wish.topics, wish.session_ms, wish.mode) == (("orders",), 10_000, "queue")
         beat = {"member_id": "c-0", "generation": 1}
         answer = (await rest.post("/groups/g/heartbeat", beat)).body
         assert (answer["rebalance_required"], answer["state"]) == (False, "stable")
-        rest.gateway.queues.groups["g"].generation = 2
-        rest.gateway.queues.revoked = [("orders", 1)]
+        rest.cluster.groups["g"].generation = 2
+        rest.cluster.revoked = [("orders", 1)]
         answer = (await rest.post("/groups/g/heartbeat", beat)).body
         assert (answer["rebalance_required"], answer["state"]) == (True, "rebalancing")
         assert answer["revoked_partitions"] == [{"topic": "orders", "partition": 1}]
@@ -131,7 +135,7 @@ def test_a_wrong_field_is_named(path: str, body: dict[str, Any], field: str) -> 
     async def story(rest: Rest) -> None:
         await rest.make_topic("orders", 2)
         refused(await rest.post(f"/groups/g/{path}", body), 400, "INVALID_ARGUMENT", f"{field}: ")
-        assert rest.gateway.queues.groups == {}
+        assert rest.cluster.groups == {}
 
     served(story, QUICK)
 
@@ -174,7 +178,7 @@ def test_unknown_topics_and_partitions_are_told_apart() -> None:
 def test_a_poll_brings_messages_with_receipts() -> None:
     async def story(rest: Rest) -> None:
         member = await joined(rest)
-        rest.gateway.queues.deliver("orders", 1, record(4, b"\xff"))
+        rest.cluster.deliver("orders", 1, record(4, b"\xff"))
         path = f"/groups/g/poll?member_id={member}&max_messages=7&timeout=2s&visibility=1m"
         (message,) = (await rest.get(path)).body["messages"]
         receipt = message.pop("receipt_handle")
@@ -184,9 +188,9 @@ def test_a_poll_brings_messages_with_receipts() -> None:
             "encoding": "base64", "timestamp": "2023-11-14T22:13:20.000Z", "delivery_count": 1,
             "priority": "high", "headers": {"h": "1"},
         }  # fmt: skip
-        (ask,) = rest.gateway.queues.asked
-        assert (ask.records_max, ask.wait_ms, ask.lease_ms) == (7, 2_000, 60_000)
-        rest.gateway.queues.deliver("orders", 1, record(5, b"\xff"))
+        (ask,) = rest.cluster.asked
+        assert ask == (7, 2.0, 60.0)
+        rest.cluster.deliver("orders", 1, record(5, b"\xff"))
         packed = await rest.get(path, headers={"Accept": "application/msgpack"})
         assert packed.body["messages"][0]["value"] == b"\xff"
 
@@ -196,7 +200,7 @@ def test_a_poll_brings_messages_with_receipts() -> None:
 def test_a_stream_poll_has_no_receipts() -> None:
     async def story(rest: Rest) -> None:
         member = await joined(rest, "stream")
-        rest.gateway.queues.deliver("orders", 1, record(4))
+        rest.cluster.deliver("orders", 1, record(4))
         (message,) = (await rest.get(f"/groups/g/poll?member_id={member}")).body["messages"]
         assert "receipt_handle" not in message
         assert message["offset"] == 4
@@ -210,8 +214,8 @@ def test_a_poll_waits_for_the_first_message_and_an_empty_one_is_no_error() -> No
         path = f"/groups/g/poll?member_id={member}"
         assert (await rest.get(f"{path}&timeout=10ms")).body == {"messages": []}
         waiting = asyncio.ensure_future(rest.get(f"{path}&timeout=30s"))
-        await rest.gateway.queues.until_polled(2)
-        rest.gateway.queues.deliver("orders", 0, record(0))
+        await rest.cluster.until_polled(2)
+        rest.cluster.deliver("orders", 0, record(0))
         assert len((await waiting).body["messages"]) == 1
 
     served(story, HttpOptions(topic_wait_ms=1, request_ms=50))
@@ -222,12 +226,12 @@ def test_polls_that_wait_leave_room_for_others() -> None:
         member = await joined(rest)
         path = f"/groups/g/poll?member_id={member}"
         waiting = [asyncio.ensure_future(rest.get(path)) for _ in range(2)]
-        await rest.gateway.queues.until_polled(2)
+        await rest.cluster.until_polled(2)
         answer = await rest.get(path)
         refused(answer, 429, "THROTTLED")
         assert "Retry-After" in answer.headers
         assert (await rest.get("/groups")).status == 200
-        rest.gateway.queues.deliver("orders", 0, record(0))
+        rest.cluster.deliver("orders", 0, record(0))
         await asyncio.gather(*waiting)
 
     served(story, HttpOptions(topic_wait_ms=1, polls_max=2))
@@ -239,12 +243,13 @@ def test_what_a_caller_who_hung_up_would_have_got_is_given_back() -> None:
         path = f"/groups/g/poll?member_id={member}"
         _, writer = await asyncio.open_connection("127.0.0.1", rest.port)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        await rest.gateway.queues.until_polled(1)
+        await rest.cluster.until_polled(1)
         writer.transport.abort()
         await asyncio.sleep(0.05)
-        rest.gateway.queues.deliver("orders", 0, record(0))
-        await rest.gateway.queues.gave_back.wait()
-        assert rest.gateway.queues.returned[0].receipt is not None
+        rest.cluster.deliver("orders", 0, record(0))
+        await rest.cluster.gave_back.wait()
+        (returned,) = rest.cluster.returned
+        assert isinstance(returned, LeasedRecord)
 
     served(story, QUICK)
 
@@ -281,7 +286,7 @@ def test_a_group_is_reset_to_an_end_an_offset_or_a_time(to: object, meant: objec
         await rest.make_topic("orders", 2)
         answer = await rest.post("/groups/g/reset", {"topic": "orders", "to": to})
         assert set(answer.body["offsets"]["orders"]) == {"0", "1"}
-        assert rest.gateway.queues.resets == [meant]
+        assert rest.cluster.resets == [meant]
         one = await rest.post("/groups/g/reset", {"topic": "orders", "to": to, "partition": 1})
         assert list(one.body["offsets"]["orders"]) == ["1"]
 
@@ -299,15 +304,14 @@ def test_receipts_are_settled_one_by_one() -> None:
             "action": "requeued", "delivery_count": 1,
             "next_visible_at": "2023-11-14T22:13:25.000Z",
         }  # fmt: skip
-        assert rest.gateway.queues.settlements[-1].delay_ms == 5_000
-        assert rest.gateway.queues.settlements[-1].group == "g"
+        assert rest.cluster.settlements[-1] == ("g", Settlement("nack", 5_000))
         more = {"receipt_handle": third, "timeout": "1m", "group": "g"}
         answer = await rest.post("/messages/visibility", more)
         assert answer.body["extended"] is True
-        assert rest.gateway.queues.settlements[-1].delay_ms == 60_000
+        assert rest.cluster.settlements[-1] == ("g", Settlement("extend", 60_000))
         answer = await rest.post("/messages/reject", {"receipt_handle": fourth, "reason": "bad"})
         assert answer.body == {"action": "dlq", "delivery_count": 1, "dlq_topic": "orders.dlq"}
-        assert rest.gateway.queues.settlements[-1].reason == "bad"
+        assert rest.cluster.settlements[-1] == ("g", Settlement("reject", None, "bad"))
 
     served(story, QUICK)
 
@@ -322,7 +326,7 @@ def test_the_three_ways_to_lose_a_receipt_are_told_apart() -> None:
             (LeaseReplaced("x"), 410, "LEASE_REPLACED"),
             (FencedGeneration("x"), 409, "FENCED_GENERATION"),
         ):
-            rest.gateway.queues.settle_errors[0] = error
+            rest.cluster.settle_errors[0] = error
             refused(await rest.post("/messages/ack", body), status, code)
 
     served(story, QUICK)
@@ -331,7 +335,7 @@ def test_the_three_ways_to_lose_a_receipt_are_told_apart() -> None:
 def test_several_receipts_have_a_result_each() -> None:
     async def story(rest: Rest) -> None:
         receipts = await leased(rest, 3)
-        rest.gateway.queues.settle_errors[1] = LeaseExpired("its time ran out")
+        rest.cluster.settle_errors[1] = LeaseExpired("its time ran out")
         answer = await rest.post("/messages/ack", {"receipt_handles": receipts})
         assert answer.status == 200
         first, second, third = answer.body["results"]
@@ -342,7 +346,7 @@ def test_several_receipts_have_a_result_each() -> None:
         refused(again, 410, "ALREADY_SETTLED")
         assert len(again.body["results"]) == 3
         unavailable = NotLeader("nobody")
-        rest.gateway.queues.settle_errors = dict.fromkeys(range(3), unavailable)
+        rest.cluster.settle_errors = dict.fromkeys(range(3), unavailable)
         answer = await rest.post("/messages/nack", {"receipt_handles": receipts})
         refused(answer, 503, "NOT_LEADER")
         assert answer.headers["Retry-After"] == "1"
@@ -353,9 +357,10 @@ def test_several_receipts_have_a_result_each() -> None:
 def test_delayed_messages_are_listed_found_and_cancelled() -> None:
     async def story(rest: Rest) -> None:
         await rest.make_topic("orders", 2)
-        rest.gateway.queues.waiting["orders"] = [
-            Waiting(NOW_MS + 2_000, 0, 5, 2), Waiting(NOW_MS + 1_000, 1, 3, 0),
-        ]  # fmt: skip
+        rest.cluster.waiting["orders"] = [
+            DelayedRecord("orders", 0, 5, NOW_MS + 2_000, 2),
+            DelayedRecord("orders", 1, 3, NOW_MS + 1_000, 0),
+        ]
         answer = (await rest.get("/topics/orders/delayed")).body
         assert answer["count"] == 2
         assert answer["messages"][0] == {
@@ -374,7 +379,7 @@ def test_delayed_messages_are_listed_found_and_cancelled() -> None:
         for query, field in (("limit=0", "limit"), ("skip=-1", "skip"), ("skip=8000", "skip")):
             answer = await rest.get(f"/topics/orders/delayed?{query}")
             refused(answer, 400, "INVALID_ARGUMENT", f"{field}: ")
-        rest.gateway.queues.delays = DelaySums(3, 4, 1, 6_000, 2)
+        rest.cluster.delays = DelaySums(3, 4, 1, 6_000, 2)
         assert (await rest.get("/delay/stats")).body == {
             "pending_count": 3, "delivered_count": 4, "cancelled_count": 1, "avg_delay": "1.5s",
             "missing_partitions": 2,
@@ -398,7 +403,8 @@ def test_dead_letters_are_browsed_with_the_facts_of_their_failure() -> None:
         assert (await rest.post("/topics/orders/dlq/redrive", {})).body == done
         await rest.make_topic("orders.dlq", 2)
         letter = BatchRecord(0, NOW_MS, b"k", b"v", headers, 2)
-        rest.gateway.queues.dead["orders.dlq"] = [(0, letter), (1, record(0)), (1, record(1))]
+        found = [(0, letter), (1, record(0)), (1, record(1))]
+        rest.cluster.dead["orders.dlq"] = [as_record("orders.dlq", *one) for one in found]
         answer = (await rest.get("/topics/orders/dlq?limit=2")).body
         first, second = answer["messages"]
         assert (first["reason"], first["group"], first["source_topic"]) == (
@@ -422,19 +428,20 @@ def test_letters_are_chosen_by_filters() -> None:
     async def story(rest: Rest) -> None:
         await rest.make_topic("orders", 2)
         await rest.make_topic("orders.dlq", 2)
-        rest.gateway.queues.dead["orders.dlq"] = [(0, record(0)), (0, record(1))]
+        found = [as_record("orders.dlq", 0, record(number)) for number in range(2)]
+        rest.cluster.dead["orders.dlq"] = found
         query = "group=g&reason=rejected&key=aw==&key_encoding=base64&partition=1"
         query += "&since=2023-11-14T22:13:20Z&until=2023-11-14T22:13:21Z"
         assert (await rest.get(f"/topics/orders/dlq?{query}")).status == 200
-        (which,) = rest.gateway.queues.filters
+        (which,) = rest.cluster.filters
         assert (which.group, which.reason, which.key, which.partition) == ("g", "rejected", b"k", 1)
         assert (which.since, which.until) == (NOW_MS, NOW_MS + 1_000)
         await rest.post("/topics/orders/dlq/purge", packed={"key": b"\xff"})
-        assert rest.gateway.queues.filters.pop().key == b"\xff"
+        assert rest.cluster.filters.pop().key == b"\xff"
         body = {"reason": "rejected", "limit": 1, "rate": 10}
         answer = (await rest.post("/topics/orders/dlq/redrive", body)).body
         assert answer == {"redriven": 1, "complete": True}
-        rest.gateway.queues.complete = False
+        rest.cluster.complete = False
         answer = (await rest.post("/topics/orders/dlq/purge")).body
         assert answer == {"purged": 2, "complete": False}
         for body, field in (
@@ -454,9 +461,7 @@ def test_letters_are_chosen_by_filters() -> None:
 def test_figures_of_deliveries_are_sums_by_name() -> None:
     async def story(rest: Rest) -> None:
         counters = {"acked": 5, "nacked": 2, "dead": 1}
-        rest.gateway.queues.totals = QueueTotals(
-            counters, [10, 0, 4, 0, 0], [1_000, 0, 8, 0, 0], 3, 7, 1
-        )
+        rest.cluster.totals = QueueSums(counters, [10, 0, 4, 0, 0], [1_000, 0, 8, 0, 0], 3, 7, 1)
         answer = (await rest.get("/reliability/stats")).body
         assert (answer["acks_total"], answer["nacks_total"], answer["dead_total"]) == (5, 2, 1)
         assert (answer["dlq_messages"], answer["in_flight_count"]) == (7, 3)
@@ -472,7 +477,7 @@ def test_figures_of_deliveries_are_sums_by_name() -> None:
 
 def test_back_pressure_says_when_to_come_back() -> None:
     async def story(rest: Rest) -> None:
-        rest.gateway.queues.error = Throttled("busy").with_details(wait_ms=2_500)
+        rest.cluster.error = Throttled("busy").with_details(wait_ms=2_500)
         answer = await rest.get("/groups")
         refused(answer, 429, "THROTTLED")
         assert answer.headers["Retry-After"] == "3"
@@ -492,9 +497,8 @@ def test_delayed_messages_tell_when_they_are_delivered() -> None:
         ]
         assert [one["delayed"] for one in results] == [True, False, False]
         assert results[0]["deliverAt"] == "2023-11-14T22:13:25.000Z"
-        (published,) = rest.gateway.published
-        assert published.deliver_at == [NOW_MS + 5_000, None, None]
-        assert published.ttls_ms == [None, None, 60_000]
+        (published,) = rest.cluster.published
+        assert published["times"] == [(NOW_MS + 5_000, 0), (0, 0), (0, NOW_MS + 60_000)]
         late = {"value": "v", "deliverAt": "9000-01-01T00:00:00Z"}
         answer = await rest.post("/topics/orders/messages", late)
         refused(answer, 400, "INVALID_ARGUMENT", "deliverAt: ")

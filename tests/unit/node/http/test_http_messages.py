@@ -10,12 +10,12 @@ from raftq.client.common.errors import TooLarge
 from raftq.client.wire.record import BatchRecord
 from raftq.node.http.bodies import encode_json, encode_msgpack
 from raftq.node.http.errors import Refusal
-from raftq.node.http.gateway import Outgoing
 from raftq.node.http.messages import (
     KNOWN,
     MESSAGE_SCHEMA,
     RECORD_SCHEMA,
     Messages,
+    Outgoing,
     write_records,
 )
 
@@ -155,9 +155,8 @@ def test_over_a_limit_of_records_is_too_large(message: dict[str, Any], place: st
 
 def test_a_delay_of_nothing_and_a_time_in_the_past_mean_now() -> None:
     for when in ({"delay": "0s"}, {"deliverAt": "2001-01-01T00:00:00Z"}):
-        columns = many({"value": "v", **when})
-        columns.set_times(NOW_MS)
-        assert columns == Outgoing([b"v"])
+        assert many({"value": "v", **when}).times(NOW_MS) == [(0, 0)]
+    assert many({"value": "v"}).times(NOW_MS) is None
 
 
 def test_delays_and_ttls_become_columns() -> None:
@@ -166,11 +165,9 @@ def test_delays_and_ttls_become_columns() -> None:
         {"value": "b", "deliverAt": "2023-11-14T22:13:21Z"},
         {"value": "c", "ttl": "1h"},
     ]
-    columns = many(*messages)
-    columns.set_times(NOW_MS)
-    assert columns.delays_ms is None
-    assert columns.deliver_at == [NOW_MS + 5000, NOW_MS + 1000, None]
-    assert columns.ttls_ms == [None, None, 3_600_000]
+    assert many(*messages).times(NOW_MS) == [
+        (NOW_MS + 5000, 0), (NOW_MS + 1000, 0), (0, NOW_MS + 3_600_000),
+    ]  # fmt: skip
 
 
 def test_the_schema_knows_the_fields_that_are_read() -> None:

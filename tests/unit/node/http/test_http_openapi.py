@@ -1,6 +1,6 @@
 """The OpenAPI document and the routes that are served are the same thing."""
 
-from fake_gateway import Rest, served
+from fake_http import Rest, served
 from openapi_check import conforms, operations
 
 from raftq.node.http.errors import REFUSALS, STATUS

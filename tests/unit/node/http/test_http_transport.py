@@ -8,7 +8,7 @@ import logging
 
 import msgpack
 import pytest
-from fake_gateway import Answer, Rest, served
+from fake_http import Answer, Rest, served
 
 from raftq.client.common.errors import ConfigError
 from raftq.client.wire.record import BatchRecord
@@ -281,7 +281,7 @@ def test_a_mistake_of_ours_is_logged_with_the_id_that_the_caller_gets(
 ) -> None:
     async def story(rest: Rest) -> None:
         await rest.make_topic("t", 1)
-        rest.gateway.error = RuntimeError("a secret of the inside")
+        rest.cluster.error = RuntimeError("a secret of the inside")
         with caplog.at_level(logging.ERROR):
             answer = await rest.post("/topics/t/messages", {"value": "v"})
         assert answer.status == 500
@@ -293,7 +293,7 @@ def test_a_mistake_of_ours_is_logged_with_the_id_that_the_caller_gets(
         assert request_id in answer.body["error"]
         (record,) = [one for one in caplog.records if one.exc_info]
         assert record.__dict__["request_id"] == request_id
-        rest.gateway.error = None
+        rest.cluster.error = None
         assert (await rest.post("/topics/t/messages", {"value": "v"})).status == 200
 
     served(story)
@@ -310,7 +310,7 @@ def test_every_answer_has_an_id_of_its_own() -> None:
 def test_a_cluster_that_does_not_answer_is_a_timeout_of_unknown_outcome() -> None:
     async def story(rest: Rest) -> None:
         await rest.make_topic("t", 1)
-        rest.gateway.gate = asyncio.Event()
+        rest.cluster.gate = asyncio.Event()
         answer = await rest.post("/topics/t/messages", {"value": "v"})
         assert (answer.status, answer.body["code"]) == (503, "REQUEST_TIMEOUT")
         assert answer.body["outcome"] == "unknown"
@@ -343,10 +343,10 @@ def test_a_caller_that_does_not_read_its_answer_is_cut_off() -> None:
     async def story(rest: Rest) -> None:
         await rest.make_topic("t", 1)
         value = b"x" * MIB
-        rest.gateway.logs["t"][0] += [BatchRecord(n, 0, None, value, {}, 2) for n in range(24)]
+        rest.cluster.logs["t"][0] += [BatchRecord(n, 0, None, value, {}, 2) for n in range(24)]
         reader, writer = await asyncio.open_connection("127.0.0.1", rest.server.port, limit=1)
         writer.write(head("GET", "/topics/t/partitions/0/messages"))
-        await rest.gateway.reading.wait()
+        await rest.cluster.reading.wait()
         await rest.metrics.idle.wait()
         received = 0
         with contextlib.suppress(ConnectionError):
@@ -362,11 +362,11 @@ def test_a_caller_that_does_not_read_its_answer_is_cut_off() -> None:
 def test_requests_beyond_the_limit_are_told_to_come_later() -> None:
     async def story(rest: Rest) -> None:
         await rest.make_topic("t", 1)
-        gate = rest.gateway.gate = asyncio.Event()
+        gate = rest.cluster.gate = asyncio.Event()
         held = [
             asyncio.ensure_future(rest.post("/topics/t/messages", {"value": "v"})) for _ in range(3)
         ]
-        await rest.gateway.until_waiting(3)
+        await rest.cluster.until_waiting(3)
         refused = await rest.get("/health")
         assert (refused.status, refused.body["code"]) == (429, "THROTTLED")
         assert refused.headers["Retry-After"] == "1"
@@ -381,10 +381,10 @@ def test_requests_beyond_the_limit_are_told_to_come_later() -> None:
 def test_bodies_beyond_the_limit_are_told_to_come_later() -> None:
     async def story(rest: Rest) -> None:
         await rest.make_topic("t", 1)
-        gate = rest.gateway.gate = asyncio.Event()
+        gate = rest.cluster.gate = asyncio.Event()
         message = {"value": "x" * 9_000}
         held = [asyncio.ensure_future(rest.post("/topics/t/messages", message)) for _ in range(2)]
-        await rest.gateway.until_waiting(2)
+        await rest.cluster.until_waiting(2)
         refused = await rest.post("/topics/t/messages", message)
         assert (refused.status, refused.body["code"]) == (429, "THROTTLED")
         gate.set()
@@ -398,7 +398,7 @@ def test_bodies_beyond_the_limit_are_told_to_come_later() -> None:
 def test_an_answer_that_there_is_no_room_for_can_be_had_later() -> None:
     async def story(rest: Rest) -> None:
         await rest.make_topic("t", 1)
-        log = rest.gateway.logs["t"][0]
+        log = rest.cluster.logs["t"][0]
         log += [BatchRecord(n, 0, None, b"x" * 70_000, {}, 2) for n in range(3)]
         read = await rest.get("/topics/t/partitions/0/messages")
         assert (read.status, read.body["code"]) == (429, "THROTTLED")
@@ -433,7 +433,7 @@ def test_many_callers_at_once_get_their_own_answers() -> None:
             return await rest.post("/topics/t/messages", {"value": str(number)})
 
         answers = await asyncio.gather(*map(publish, range(300)))
-        log = rest.gateway.logs["t"][0]
+        log = rest.cluster.logs["t"][0]
         for number, answer in enumerate(answers):
             offset = answer.body["results"][0]["offset"]
             assert log[offset].value == str(number).encode()
@@ -457,14 +457,14 @@ def test_pipelined_requests_are_answered_in_order() -> None:
 def test_stopping_lets_a_request_finish_and_closes_the_gateway() -> None:
     async def story(rest: Rest) -> None:
         await rest.make_topic("t", 1)
-        gate = rest.gateway.gate = asyncio.Event()
+        gate = rest.cluster.gate = asyncio.Event()
         asked = asyncio.ensure_future(rest.post("/topics/t/messages", {"value": "v"}))
-        await rest.gateway.until_waiting(1)
+        await rest.cluster.until_waiting(1)
         stopping = asyncio.ensure_future(rest.server.stop())
         gate.set()
         assert (await asked).status == 200
         await stopping
-        assert rest.gateway.closed
+        assert rest.cluster.closed
         with pytest.raises(ConnectionError):
             await asyncio.open_connection("127.0.0.1", rest.port)
 

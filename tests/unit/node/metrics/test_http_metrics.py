@@ -1,7 +1,7 @@
 """The figures for Prometheus: names, labels, counts, bounds."""
 
 import pytest
-from fake_gateway import FakeFacts, FakeMetadata, Rest, served
+from fake_http import FakeFacts, FakeMetadata, Rest, served
 from prometheus_client.parser import text_string_to_metric_families
 
 from raftq.node.metrics import exposition, queue_exposition

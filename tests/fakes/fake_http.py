@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import aiohttp
 import msgpack
-from fake_queue_gateway import FakeQueues
+from fake_http_queues import FakeQueues
 from yarl import URL
 
 from raftq.client.common.errors import (
@@ -20,10 +20,11 @@ from raftq.client.common.errors import (
     TopicExists,
     UnknownTopic,
 )
+from raftq.client.consumer.pages import Page, Position
+from raftq.client.results import Appended, PartitionDescription, TopicDescription
 from raftq.client.wire.record import BatchRecord
 from raftq.cluster.metadata.state import ClusterState, NodeState, PartitionState, TopicState
 from raftq.cluster.metadata.topic_config import topic_config
-from raftq.node.http.gateway import Outcome, Outgoing, Page, Placed, Position
 from raftq.node.http.options import HttpOptions
 from raftq.node.http.server import HttpServer
 from raftq.node.metrics.counters import NodeMetrics
@@ -63,7 +64,7 @@ class FakeMetadata:
         known = self.state.topics.get(name)
         topic_id = self.state.topic_id_next if known is None else known.topic_id
         parts = tuple(PartitionState((1, 2), (1, 2), 1, 1, 1, (1, 1)) for _ in range(partitions))
-        topic = TopicState(name, topic_id, topic_config(config, 3), parts)
+        topic = TopicState(name, topic_id, topic_config(config, 3), parts, queued=True)
         self.state.topics[name] = topic
         self.state.topic_names[topic_id] = name
         self.state.topic_id_next += known is None
@@ -115,58 +116,78 @@ class FakeFacts:
         return self.problems
 
 
-class FakeGateway:
-    """A cluster of lists. `error` is raised by the next calls, `gate` holds them up."""
+class FakeClients(FakeQueues):
+    """The clients of an HTTP server over a cluster of lists: producer, admin client and members in
+    one. `error` is raised by the next calls, `gate` holds them up."""
 
     def __init__(self, metadata: FakeMetadata) -> None:
+        super().__init__()
         self._metadata = metadata
+        self.producer = self.admin = self.members = self
         self.logs: dict[str, list[list[BatchRecord]]] = {}
-        self.published: list[Outgoing] = []
-        self.error: BaseException | None = None
+        self.published: list[dict[str, Any]] = []
         self.failing: dict[int, RaftqError] = {}
         self.gate: asyncio.Event | None = None
-        self.waiting = 0
+        self.waiting_count = 0
         self.reached = asyncio.Condition()
         self.reading = asyncio.Event()
         self.closed = False
         self.start_offset = 0
-        self.queues = FakeQueues()
 
-    async def _enter(self) -> None:
-        if self.error is not None:
-            raise self.error
+    async def _pass(self) -> None:
+        self._enter()
         if self.gate is not None:
             async with self.reached:
-                self.waiting += 1
+                self.waiting_count += 1
                 self.reached.notify_all()
             await self.gate.wait()
 
     async def until_waiting(self, count: int) -> None:
         async with self.reached:
-            await self.reached.wait_for(lambda: self.waiting >= count)
+            await self.reached.wait_for(lambda: self.waiting_count >= count)
 
-    async def publish(self, topic: TopicState, records: Outgoing) -> list[Outcome]:
-        await self._enter()
-        self.published.append(records)
-        outcomes: list[Outcome] = []
-        for at, value in enumerate(records.values):
+    # The producer.
+
+    async def expect(self, topic: str, partitions: int) -> None:
+        await self._pass()
+
+    async def send_many(
+        self,
+        topic: str,
+        values: list[bytes],
+        keys: list[bytes | None] | None,
+        *,
+        partial: bool,
+        **columns: Any,
+    ) -> "FakeDeliveries":
+        self.published.append({"values": values, "keys": keys, **columns})
+        rows = [
+            dict(zip(columns, row, strict=True))
+            for row in zip(*[one or [None] * len(values) for one in columns.values()], strict=True)
+        ]
+        outcomes: list[Appended | RaftqError] = []
+        for at, (value, row) in enumerate(zip(values, rows, strict=True)):
             if at in self.failing:
                 outcomes.append(self.failing[at])
                 continue
-            chosen = records.partitions[at] if records.partitions else None
-            number = at % len(topic.partitions) if chosen is None else chosen
-            log = self.logs[topic.name][number]
-            key = records.keys[at] if records.keys else None
-            headers = (records.headers[at] if records.headers else None) or {}
-            lane = records.priorities[at] if records.priorities else 2
-            log.append(BatchRecord(len(log), NOW_MS, key, value, headers, lane))
-            outcomes.append(Placed(number, len(log) - 1))
-        return outcomes
+            number = row["partitions"]
+            number = at % len(self.logs[topic]) if number is None else number
+            log = self.logs[topic][number]
+            lane = 2 if row["priorities"] is None else row["priorities"]
+            key = keys[at] if keys else None
+            log.append(BatchRecord(len(log), NOW_MS, key, value, row["headers"] or {}, lane))
+            due, _ = row["times"] or (0, 0)
+            outcomes.append(
+                Appended(topic, number, len(log) - 1, NOW_MS, due > 0, due if due else None)
+            )
+        return FakeDeliveries(outcomes)
 
-    async def read(
+    # The admin client.
+
+    async def read_page(
         self, topic: str, partition: int, position: Position, limit: int, bytes_max: int
-    ) -> Page:
-        await self._enter()
+    ) -> Any:
+        await self._pass()
         self.reading.set()
         log = self.logs[topic][partition]
         offset = self.start_offset if position.offset is None else position.offset
@@ -175,39 +196,51 @@ class FakeGateway:
             offset = min(times, default=len(log))
         if not self.start_offset <= offset <= len(log):
             raise OffsetOutOfRange(f"offset {offset} is not kept")
-        records = log[offset : offset + limit]
+        records: list[Any] = log[offset : offset + limit]
         return Page(records, offset + len(records))
 
-    async def offsets(self, topic: str) -> Mapping[int, tuple[int, int]]:
-        await self._enter()
-        return {at: (self.start_offset, len(log)) for at, log in enumerate(self.logs[topic])}
+    async def describe_topic(self, name: str) -> TopicDescription:
+        await self._pass()
+        parts = [
+            PartitionDescription(number, 1, 1, (1,), (1,), (), self.start_offset, len(log))
+            for number, log in enumerate(self.logs[name])
+        ]
+        return TopicDescription(name, 1, {}, tuple(parts))
 
     async def create_topic(
         self, name: str, partitions: int, replication: int, config: Mapping[str, Detail]
-    ) -> int:
-        await self._enter()
+    ) -> TopicDescription:
+        await self._pass()
         if name in self.logs:
             raise TopicExists(f"topic {name!r} exists")
         topic_config(config, replication or 3)
         self.logs[name] = [[] for _ in range(partitions)]
         self._metadata.put(name, partitions, config)
-        return partitions
+        return await self.describe_topic(name)
 
     async def delete_topic(self, name: str) -> None:
-        await self._enter()
+        await self._pass()
         if name not in self.logs:
             raise UnknownTopic(f"no topic is named {name!r}")
         del self.logs[name]
         self._metadata.drop(name)
 
-    async def add_partitions(self, name: str, total: int) -> int:
-        await self._enter()
+    async def add_partitions(self, name: str, total: int) -> TopicDescription:
+        await self._pass()
         self.logs[name] += [[] for _ in range(total - len(self.logs[name]))]
         self._metadata.put(name, total, {})
-        return total
+        return await self.describe_topic(name)
 
     async def close(self) -> None:
         self.closed = True
+
+
+class FakeDeliveries:
+    def __init__(self, found: list[Appended | RaftqError]) -> None:
+        self._found = found
+
+    async def outcomes(self) -> list[Appended | RaftqError]:
+        return self._found
 
 
 class WatchedMetrics(NodeMetrics):
@@ -245,12 +278,12 @@ class Rest:
     def __init__(self, options: HttpOptions | None = None) -> None:
         self.metadata = FakeMetadata()
         self.facts = FakeFacts(self.metadata)
-        self.gateway = FakeGateway(self.metadata)
+        self.cluster = FakeClients(self.metadata)
         self.metrics = WatchedMetrics()
         self.now_ms = NOW_MS
         self.port = 0
         self.server = HttpServer(
-            self.facts, self.gateway, self.metrics, lambda: self.now_ms, options
+            self.facts, self.cluster, self.metrics, lambda: self.now_ms, options
         )
         self._session: aiohttp.ClientSession
 
