@@ -24,10 +24,10 @@ from raftq.node.replication.partition_log import (
     producers_directory,
 )
 from raftq.node.replication.partition_ref import PartitionRef
+from raftq.node.storage.checkpoint import is_truncated
 from raftq.node.storage.config import LogConfig
 from raftq.node.storage.log import Log
 from raftq.node.storage.producers import Producers
-from raftq.node.storage.tail import has_lost_its_end
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def shortened(disk: Disk, data_dir: str) -> list[str]:
         for directory in directories
         if not disk.exists(f"{directory}/{REMOVED}")
         for name in NAMES
-        if has_lost_its_end(disk, f"{directory}/{name}")
+        if is_truncated(disk, f"{directory}/{name}")
     ]
 
 

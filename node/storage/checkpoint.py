@@ -145,6 +145,20 @@ def newest_slot(disk: Disk, directory: str) -> Checkpoint | None:
         file.close()
 
 
+def is_truncated(disk: Disk, directory: str) -> bool:
+    """Report whether a closed log has lost bytes that its checkpoint knows to be durable.
+
+    No crash removes durable bytes. When they are missing, somebody cut, emptied or removed a file,
+    and everything appended after them is missing too; nobody can tell how much that was. The log
+    is not opened, so that this is cheap for a thousand logs.
+    """
+    slot = newest_slot(disk, directory)
+    if slot is None or slot.cutting or not slot.position:
+        return False
+    path = f"{directory}/{slot.segment_base:020d}.log"
+    return not disk.exists(path) or disk.size(path) < slot.position
+
+
 def _newest(file: File, path: str) -> Checkpoint | None:
     slots = [
         slot

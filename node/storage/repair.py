@@ -20,7 +20,6 @@ from dataclasses import replace
 from raftq.client.common.errors import CorruptBatch, InvalidArgument
 from raftq.client.common.types import Buffer
 from raftq.client.wire.batch import HEADER_BYTES
-from raftq.node.storage.epochs import epoch_starts
 from raftq.node.storage.header import DamagedRange, read_front
 from raftq.node.storage.index import SegmentIndex
 from raftq.node.storage.reader import SegmentReader
@@ -70,7 +69,7 @@ def _check(
     segments: Segments, reader: SegmentReader, damage: DamagedRange, view: memoryview, first: int
 ) -> int:
     """Where the batches end: good ones from offset `first` on, in the epochs that belong there."""
-    epochs = epoch_starts(segments, 0)
+    epochs = segments.epoch_starts(0)
     rows, _ = check_stamped(view, first, _in_force(epochs, damage.start - 1)[0])
     if not rows:
         raise CorruptBatch(f"there is no batch for the damage from offset {damage.start} on")

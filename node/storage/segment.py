@@ -341,12 +341,53 @@ class Segments:
         self._changed()
         return index
 
-    def lane_records_after(self, lane: int, number: int) -> int:
+    # Lanes
+
+    def next_run(self, lane: int, offset: int) -> tuple[int, int] | None:
+        """Return the first run [start, end) of the lane with end > offset, or None.
+
+        `start` is not below `offset`.
+        """
+        active = self.items[-1].facts
+        assert isinstance(active, SegmentIndex)
+        assert active.lanes is not None, "this log keeps no lanes"
+        if offset < active.base_offset:
+            number = self.number_holding(offset)
+            last = len(self.items) - 1
+            while (number := self._sealed_with_lane(lane, number)) < last:
+                lanes = self.index_of(self.items[number]).lanes
+                assert lanes is not None
+                run = lanes[lane].next_run(offset)
+                if run is not None:
+                    return run
+                number += 1
+        return active.lanes[lane].next_run(offset)
+
+    def count_from(self, lane: int, offset: int) -> int:
+        """Count the records of the lane at or above the offset."""
+        offset = max(offset, self.bases[0])
+        active = self.items[-1].facts
+        assert isinstance(active, SegmentIndex)
+        assert active.lanes is not None, "this log keeps no lanes"
+        count = active.lanes[lane].count_from(offset)
+        if offset < active.base_offset:
+            number = self.number_holding(offset)
+            segment = self.items[number]
+            count += self._lane_records_after(lane, number)
+            if offset <= segment.base_offset:
+                count += segment.facts.lane_records[lane]
+            elif segment.facts.lane_records[lane]:
+                lanes = self.index_of(segment).lanes
+                assert lanes is not None
+                count += lanes[lane].count_from(offset)
+        return count
+
+    def _lane_records_after(self, lane: int, number: int) -> int:
         """Records of the lane in sealed segments after the one at place `number`."""
         sums = self._lane_sums or self._sum_lanes()
         return sums[lane][-1] - sums[lane][number + 1]
 
-    def sealed_with_lane(self, lane: int, number: int) -> int:
+    def _sealed_with_lane(self, lane: int, number: int) -> int:
         """The first place at or after `number` whose sealed segment has records of the lane."""
         sums = (self._lane_sums or self._sum_lanes())[lane]
         return bisect_right(sums, sums[number], lo=number) - 1
@@ -358,6 +399,27 @@ class Segments:
                 sums[lane].append(sums[lane][-1] + records)
         self._lane_sums = sums
         return sums
+
+    # Epochs and damage
+
+    def epoch_starts(self, start: int) -> list[tuple[int, int]]:
+        """Return (epoch, start_offset) of each epoch, in order; no start is below `start`."""
+        merged: list[tuple[int, int]] = []
+        for segment in self.items:
+            for epoch, base in segment.facts.epochs:
+                base = max(base, start)
+                if merged and merged[-1][1] == base:
+                    merged[-1] = (epoch, base)
+                elif not merged or merged[-1][0] != epoch:
+                    merged.append((epoch, base))
+        return merged
+
+    def last_epoch(self, default: int) -> int:
+        """Return the epoch of the newest batch, or `default` when there is no batch."""
+        for segment in reversed(self.items):
+            if segment.facts.epochs:
+                return segment.facts.epochs[-1][0]
+        return default
 
     def damaged(self) -> Iterator[DamagedRange]:
         for segment in self.items:

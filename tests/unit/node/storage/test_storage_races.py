@@ -11,11 +11,11 @@ from simdisk import SimDisk
 from raftq.client.common.disk import File, RealDisk, RealFile
 from raftq.client.common.errors import DiskFull
 from raftq.client.wire.batch import encode, stamp
+from raftq.node.storage.checkpoint import is_truncated
 from raftq.node.storage.config import LogConfig
 from raftq.node.storage.durability import SyncTicket
 from raftq.node.storage.flusher import Flusher
 from raftq.node.storage.log import Log
-from raftq.node.storage.tail import has_lost_its_end
 
 CONFIG = LogConfig(segment_bytes=4096, index_interval_bytes=256, seal_sync=False)
 
@@ -70,7 +70,7 @@ def test_a_sync_begun_anywhere_in_a_truncation_vouches_for_nothing_that_came_aft
     for ticket in tickets:
         ticket.run()
         assert log.flushed_offset == end
-    assert not has_lost_its_end(disk.kill(), "/log")
+    assert not is_truncated(disk.kill(), "/log")
     log.sync()
     assert log.flushed_offset == end + 1
     for seed in range(20):
