@@ -8,11 +8,10 @@ from crc32c import crc32c
 
 from raftq.client.producer.outbox import Outbox, OutgoingBatch
 from raftq.client.wire.encoder import encode
-from raftq.client.wire.layout import NO_PRODUCER, REST_AT, BatchProducer
+from raftq.client.wire.headers import CRC, CRC_AT, PRODUCER, PRODUCER_AT, REST_AT
+from raftq.client.wire.layout import NO_PRODUCER, BatchProducer
 
 SEQUENCES = 1 << 32
-_PRODUCER_AT = 40
-_CRC_AT = 24
 
 
 def assign(outbox: Outbox, batch: OutgoingBatch, codec: int) -> None:
@@ -42,8 +41,6 @@ def assign(outbox: Outbox, batch: OutgoingBatch, codec: int) -> None:
 
 def _with_producer(raw: bytearray, producer: BatchProducer) -> bytearray:
     batch = bytearray(raw)
-    batch[_PRODUCER_AT : _PRODUCER_AT + 8] = producer.id.to_bytes(8, "little", signed=True)
-    batch[_PRODUCER_AT + 8 : _PRODUCER_AT + 12] = producer.epoch.to_bytes(4, "little")
-    batch[_PRODUCER_AT + 12 : _PRODUCER_AT + 16] = producer.base_sequence.to_bytes(4, "little")
-    batch[_CRC_AT:REST_AT] = crc32c(batch[REST_AT:]).to_bytes(4, "little")
+    PRODUCER.pack_into(batch, PRODUCER_AT, producer.id, producer.epoch, producer.base_sequence)
+    CRC.pack_into(batch, CRC_AT, crc32c(batch[REST_AT:]))
     return batch

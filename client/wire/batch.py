@@ -58,11 +58,10 @@ from raftq.client.common.types import Buffer
 from raftq.client.wire import columns
 from raftq.client.wire.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, decompress
 from raftq.client.wire.encoder import encode, encode_one, stamp
+from raftq.client.wire.headers import CRCS, CRCS_AT, HEADER, REST_AT
 from raftq.client.wire.layout import (
     BATCH_BYTES_MAX,
     COLUMN_BYTES,
-    CRCS,
-    CRCS_AT,
     FLAG_CONTROL,
     FLAG_DELAY_OFFSETS,
     FLAG_DELIVER_AT,
@@ -73,7 +72,6 @@ from raftq.client.wire.layout import (
     FLAG_OFFSET_DELTAS,
     FLAG_TIMESTAMPS,
     FLAGS_KNOWN,
-    HEADER,
     HEADER_BYTES,
     LANE_COUNT,
     LANE_NORMAL,
@@ -81,7 +79,6 @@ from raftq.client.wire.layout import (
     NO_PRODUCER,
     OFFSET_MAX,
     RECORDS_MAX,
-    REST_AT,
     VERSION,
     WIDE_FLAGS,
     BatchProducer,

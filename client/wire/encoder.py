@@ -13,25 +13,21 @@ from crc32c import crc32c
 from raftq.client.common.errors import InvalidArgument, TooLarge
 from raftq.client.wire import columns
 from raftq.client.wire.codecs import CODEC_NONE, compress
+from raftq.client.wire.headers import CRC, CRCS, CRCS_AT, FRONT, REST, REST_AT, STAMP, STAMP_AT
 from raftq.client.wire.layout import (
     BATCH_BYTES_MAX,
-    CRCS,
-    CRCS_AT,
     FLAG_CONTROL,
     FLAG_EXPIRIES,
     FLAG_HEADERS,
     FLAG_KEY_NULLS,
     FLAG_KEYS,
     FLAG_OFFSET_DELTAS,
-    FRONT,
     HEADER_BYTES,
     LANE_COUNT,
     LANE_NORMAL,
     MAGIC,
     NO_PRODUCER,
     RECORDS_MAX,
-    REST,
-    REST_AT,
     VERSION,
     WIDE,
     BatchProducer,
@@ -39,8 +35,6 @@ from raftq.client.wire.layout import (
 from raftq.client.wire.record import Headers, pack_headers
 
 _LANES = range(LANE_COUNT)
-_STAMP = Struct("<qI")
-_CRC = Struct("<I")
 # What crc covers before the bytes of one record, by the flags that encode_one can set.
 _ONE = {
     expiry | key | headers: Struct(
@@ -296,5 +290,5 @@ def _one(
 def stamp(batch: bytearray | memoryview, base_offset: int, epoch: int) -> None:
     """Write the leader's fields in place; the producer's checksum stays valid."""
     assert base_offset >= 0, base_offset
-    _STAMP.pack_into(batch, 8, base_offset, epoch)
-    _CRC.pack_into(batch, CRCS_AT, crc32c(batch[:CRCS_AT]))
+    STAMP.pack_into(batch, STAMP_AT, base_offset, epoch)
+    CRC.pack_into(batch, CRCS_AT, crc32c(batch[:CRCS_AT]))

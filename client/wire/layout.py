@@ -1,10 +1,9 @@
-"""The numbers of the record batch: limits, flags, lanes and field layouts. (Pure.)
+"""The numbers of the record batch: limits, flags and lanes. (Pure.)
 
-batch.py draws the layout that these describe, and gives their public names.
+batch.py draws the layout, headers.py reads and writes the header.
 """
 
 from dataclasses import dataclass
-from struct import Struct
 
 MAGIC = b"RQ"
 VERSION = 1
@@ -35,14 +34,6 @@ WIDE = {
     FLAG_DELAY_OFFSETS: "delay_offsets",
 }
 WIDE_FLAGS = sum(WIDE)
-
-FRONT = Struct("<2sBBIqI")  # what stamp_crc covers
-CRCS = Struct("<II")  # stamp_crc, crc
-REST = Struct("<HBBIIqIIqqIIII")  # the header's part of what crc covers
-HEADER = Struct("<2sBBIqIIIHBBIIqIIqqIIII")  # all three in one
-CRCS_AT = FRONT.size
-REST_AT = CRCS_AT + CRCS.size
-assert REST_AT + REST.size == HEADER.size == HEADER_BYTES
 
 
 def _column_bytes(flags: int) -> tuple[int, int, int]:

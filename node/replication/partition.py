@@ -27,9 +27,9 @@ from raftq.client.common.errors import (
     StorageFailed,
 )
 from raftq.client.common.types import Buffer
+from raftq.client.wire.headers import iter_batches
 from raftq.client.wire.messages import EPOCH_ANY, Produce, ProduceReply
 from raftq.cluster.metadata.topic_config import TopicConfig
-from raftq.node.replication.headers import each_batch
 from raftq.node.replication.partition_log import (
     DELAYS,
     LEDGER,
@@ -260,7 +260,7 @@ class Partition:
             return delays, delays.append_incoming(raw, bases)
         finally:
             if service is not None:
-                for base, batch in zip(bases, each_batch(raw), strict=False):
+                for base, batch in zip(bases, iter_batches(raw), strict=False):
                     if base >= before:
                         self._tell_scheduled(service, base, batch)
 

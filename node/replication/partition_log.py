@@ -24,8 +24,15 @@ from raftq.client.common.errors import (
     StorageFailed,
 )
 from raftq.client.common.types import Buffer
+from raftq.client.wire.headers import (
+    FACTS,
+    PRODUCER,
+    PRODUCER_AT,
+    REST_AT,
+    clip_below,
+    end_offset_of,
+)
 from raftq.cluster.metadata.topic_config import TopicConfig
-from raftq.node.replication.headers import below, end_of_batches
 from raftq.node.replication.offset_waiters import OffsetWaiters
 from raftq.node.replication.recent_batches import RecentBatches
 from raftq.node.replication.replica import LogProgress
@@ -34,7 +41,6 @@ from raftq.node.storage.incoming import DEFAULT_LIMITS, Limits, check_incoming
 from raftq.node.storage.log import Log
 from raftq.node.storage.producers import PRODUCERS_MAX, Producers
 from raftq.node.storage.reserve import Reserve
-from raftq.node.storage.stamped import LONG_HEADER
 from raftq.node.storage.syncer import Syncer
 
 if TYPE_CHECKING:
@@ -237,10 +243,10 @@ class PartitionLog:
             base = log.append(batch, epoch)
         except (DiskFull, StorageFailed) as error:
             base = self._write_again(error, lambda: log.append(batch, epoch))
-        fields = LONG_HEADER.unpack_from(batch)
-        producer_id, producer_epoch, sequence, timestamp = fields[11:15]
+        producer_id, producer_epoch, sequence = PRODUCER.unpack_from(batch, PRODUCER_AT)
         if producer_id >= 0:
             count = log.end_offset - base
+            *_, timestamp = FACTS.unpack_from(batch, REST_AT)
             self.producers.note(producer_id, producer_epoch, sequence, count, base, timestamp)
         if self.listeners:
             self.tail.put(base, log.end_offset, batch)
@@ -437,7 +443,7 @@ class PartitionLog:
         if found is None:
             data = log.read(offset, bytes_max)
             buffers: list[Buffer] = [data]
-            size, end = len(data), end_of_batches(data)
+            size, end = len(data), end_offset_of(data)
         else:
             buffers, size, end = found
         self.listeners[listener] = end
@@ -539,7 +545,7 @@ class PartitionLog:
             return b""
         data: Buffer = log.read(offset, bytes_max)
         if high_watermark < log.end_offset:
-            data = below(data, high_watermark)
+            data = clip_below(data, high_watermark)
         self.counts.read_bytes += len(data)
         return data
 

@@ -32,15 +32,15 @@ from raftq.client.common.errors import (
 from raftq.client.common.tasks import sleep
 from raftq.client.common.types import Buffer
 from raftq.client.net.connection import Connection
+from raftq.client.wire.headers import clip_below, end_offset_of
 from raftq.client.wire.node_messages import ReadReplica, ReadReplicaReply
 from raftq.cluster.metadata.topic_config import is_internal
 from raftq.node.config import StorageConfig
 from raftq.node.replication.follower import Net, Spawn
-from raftq.node.replication.headers import below, end_of_batches
 from raftq.node.replication.partition import Partition
 from raftq.node.replication.partition_log import PartitionLog
 from raftq.node.replication.partitions import Partitions
-from raftq.node.storage.header import DamagedRange
+from raftq.node.storage.damage import DamagedRange
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +228,7 @@ class Upkeep:
                     if partition_log.replica.epoch != epoch:
                         raise FencedEpoch(f"{partition_log} is no longer in epoch {epoch}")
                     partition_log.log.repair(start, good)
-                    start = end_of_batches(good)
+                    start = end_offset_of(good)
             finally:
                 await connection.close()
         except RaftqError as error:
@@ -268,12 +268,12 @@ class Upkeep:
                     partition_log.replica.epoch,
                 )
             )
-            data = below(reply.raw, damage.end)
+            data = clip_below(reply.raw, damage.end)
             if not len(data):
                 break
             parts.append(bytes(data))
             size += len(data)
-            offset = end_of_batches(data)
+            offset = end_offset_of(data)
             if is_gap and size >= FILL_BYTES:
                 break
         return b"".join(parts)
@@ -294,7 +294,7 @@ class Upkeep:
         data: Buffer = partition_log.log.read(
             message.offset, min(message.bytes_max, REPAIR_READ_BYTES)
         )
-        data = below(data, limit)
+        data = clip_below(data, limit)
         return ReadReplicaReply(), [data] if len(data) else []
 
     def _agreed_end(self, partition_log: PartitionLog, epoch: int) -> int:

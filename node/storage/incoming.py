@@ -32,9 +32,9 @@ from raftq.client.wire.batch import (
     Batch,
 )
 from raftq.client.wire.columns import PAIR
-from raftq.client.wire.layout import COLUMN_BYTES, HEADER
+from raftq.client.wire.headers import CRC, CRCS_AT, FORMATS, HEADER, REST_AT
+from raftq.client.wire.layout import COLUMN_BYTES
 from raftq.client.wire.record import HEADERS_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
-from raftq.node.storage.header import FACTS_AT, STAMP_CRC, STAMP_CRC_AT
 
 # Columns that only nodes write.
 _FLAGS_REFUSED = FLAG_CONTROL | FLAG_OFFSET_DELTAS | FLAG_DELAY_OFFSETS
@@ -102,8 +102,8 @@ def check_incoming(raw: memoryview, limits: Limits = DEFAULT_LIMITS) -> list[Inc
             or lane >= LANE_COUNT
             or reserved
             or producer_id < -1
-            or crc32c(raw[at : at + STAMP_CRC_AT]) != stamp_crc
-            or crc32c(raw[at + FACTS_AT : end]) != crc
+            or crc32c(raw[at : at + CRCS_AT]) != stamp_crc
+            or crc32c(raw[at + REST_AT : end]) != crc
         ):
             raise _refusal(raw, at, limits)
         if values > value_max or keys > KEY_BYTES_MAX or headers > HEADERS_BYTES_MAX:
@@ -122,8 +122,8 @@ def _bounds_fit(raw: memoryview, body_at: int, starts: int, count: int, values: 
     at = body_at + starts * count
     if count == 1:
         return bool(PAIR.unpack_from(raw, at) == (0, values))
-    (first,) = STAMP_CRC.unpack_from(raw, at)
-    (last,) = STAMP_CRC.unpack_from(raw, at + 4 * count)
+    (first,) = CRC.unpack_from(raw, at)
+    (last,) = CRC.unpack_from(raw, at + 4 * count)
     return bool(first == 0 and last == values)
 
 
@@ -186,5 +186,6 @@ def _refusal(raw: memoryview, at: int, limits: Limits) -> RaftqError:
 
 
 def _claims(raw: memoryview, at: int) -> tuple[int, int, int, int]:
-    fields = HEADER.unpack_from(raw, at)
-    return fields[3], fields[21], fields[13], fields[9]
+    """Return (length, body_length, producer_id, lane) as the header claims them, unchecked."""
+    fields = dict(zip(FORMATS, HEADER.unpack_from(raw, at), strict=True))
+    return fields["length"], fields["body_length"], fields["producer_id"], fields["lane"]

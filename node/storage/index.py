@@ -19,7 +19,7 @@ from itertools import accumulate
 from operator import sub
 
 from raftq.client.wire.batch import LANE_COUNT
-from raftq.node.storage.header import DamagedRange
+from raftq.node.storage.damage import DamagedRange
 
 TIME_NONE = -(1 << 63)
 

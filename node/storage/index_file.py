@@ -30,7 +30,7 @@ from crc32c import crc32c
 
 from raftq.client.common.errors import CorruptFile, UnknownFormat
 from raftq.client.wire.batch import LANE_COUNT
-from raftq.node.storage.header import DamagedRange
+from raftq.node.storage.damage import DamagedRange
 from raftq.node.storage.index import LaneRuns, SegmentIndex
 
 MAGIC = b"RQIX"

@@ -31,17 +31,10 @@ from raftq.client.common.errors import (
 )
 from raftq.client.common.types import Buffer
 from raftq.client.wire.batch import FLAG_OFFSET_DELTAS, Batch, decode
+from raftq.client.wire.headers import CRC, CRCS_AT, FACTS, REST_AT, STAMP, STAMP_AT
 from raftq.node.storage.config import LogConfig
+from raftq.node.storage.damage import DamagedRange
 from raftq.node.storage.durability import Durability, Head, SyncTicket
-from raftq.node.storage.header import (
-    FACTS,
-    FACTS_AT,
-    STAMP,
-    STAMP_AT,
-    STAMP_CRC,
-    STAMP_CRC_AT,
-    DamagedRange,
-)
 from raftq.node.storage.index import SegmentIndex
 from raftq.node.storage.page_cache import PageCache
 from raftq.node.storage.reader import SegmentReader
@@ -225,8 +218,8 @@ class Log:
             index = self._index
         base = index.end_offset
         STAMP.pack_into(batch, STAMP_AT, base, epoch)
-        STAMP_CRC.pack_into(batch, STAMP_CRC_AT, crc32c(batch[:STAMP_CRC_AT]))
-        flags, lane, _, span, timestamp = FACTS.unpack_from(batch, FACTS_AT)
+        CRC.pack_into(batch, CRCS_AT, crc32c(batch[:CRCS_AT]))
+        flags, lane, _, span, timestamp = FACTS.unpack_from(batch, REST_AT)
         try:
             self._file.append((batch,))
         except StorageFailed as error:
@@ -256,8 +249,8 @@ class Log:
         bases, facts = [], []
         for batch in batches:
             STAMP.pack_into(batch, STAMP_AT, base, epoch)
-            STAMP_CRC.pack_into(batch, STAMP_CRC_AT, crc32c(batch[:STAMP_CRC_AT]))
-            fact = FACTS.unpack_from(batch, FACTS_AT)
+            CRC.pack_into(batch, CRCS_AT, crc32c(batch[:CRCS_AT]))
+            fact = FACTS.unpack_from(batch, REST_AT)
             bases.append(base)
             facts.append(fact)
             base += fact[3]

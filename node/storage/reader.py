@@ -10,7 +10,8 @@ from crc32c import crc32c
 from raftq.client.common.disk import File
 from raftq.client.common.errors import CorruptBatch
 from raftq.client.wire.batch import HEADER_BYTES, MAGIC, VERSION, Batch, decode
-from raftq.node.storage.header import HEADER, STAMP_CRC_AT, DamagedRange
+from raftq.client.wire.headers import BOUNDS, CRCS_AT
+from raftq.node.storage.damage import DamagedRange
 from raftq.node.storage.index import SegmentIndex
 from raftq.node.storage.scan import scan
 from raftq.node.storage.segment import Segment, Segments
@@ -130,7 +131,7 @@ def _walk(file: File, index: SegmentIndex, offset: int) -> int | None:
     """Position of the batch that holds the offset; None when the headers do not add up."""
     expected, position = index.entry_for_offset(offset)
     end = index.block_end(position)
-    unpack = HEADER.unpack_from
+    unpack = BOUNDS.unpack_from
     window, at = b"", 0
     while position + at < end:
         if at + HEADER_BYTES > len(window):
@@ -139,13 +140,13 @@ def _walk(file: File, index: SegmentIndex, offset: int) -> int | None:
             window = file.read(position, min(end - position, _WALK_BYTES))
             if len(window) < HEADER_BYTES:
                 return None
-        magic, version, _, length, base, _, stamp_crc, _, _, _, _, span, _ = unpack(window, at)
+        magic, version, length, base, stamp_crc, span = unpack(window, at)
         if (
             base != expected
             or magic != MAGIC
             or version != VERSION
             or length < HEADER_BYTES
-            or crc32c(window[at : at + STAMP_CRC_AT]) != stamp_crc
+            or crc32c(window[at : at + CRCS_AT]) != stamp_crc
         ):
             return None
         expected += span
@@ -161,7 +162,7 @@ def _read_within_block(file: File, position: int, bytes_max: int, limit: int) ->
     data = file.read(position, size)
     end = 0
     while end + HEADER_BYTES <= len(data):
-        length = HEADER.unpack_from(data, end)[3]
+        length = BOUNDS.unpack_from(data, end)[2]
         if end and (end + length > bytes_max or length < HEADER_BYTES):
             break
         end += length

@@ -19,7 +19,7 @@ from raftq.client.common.disk import Disk, File
 from raftq.client.common.errors import CorruptFile, DiskFull, UnknownFormat
 from raftq.node.storage.checkpoint import Checkpoint, CheckpointFile, open_checkpoint
 from raftq.node.storage.config import LogConfig
-from raftq.node.storage.header import DamagedRange
+from raftq.node.storage.damage import DamagedRange
 from raftq.node.storage.index import SegmentIndex
 from raftq.node.storage.index_file import summarize
 from raftq.node.storage.scan import WINDOW_BYTES, scan

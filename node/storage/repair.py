@@ -20,7 +20,8 @@ from dataclasses import replace
 from raftq.client.common.errors import CorruptBatch, InvalidArgument
 from raftq.client.common.types import Buffer
 from raftq.client.wire.batch import HEADER_BYTES
-from raftq.node.storage.header import DamagedRange, read_front
+from raftq.client.wire.headers import read_front
+from raftq.node.storage.damage import DamagedRange
 from raftq.node.storage.index import SegmentIndex
 from raftq.node.storage.reader import SegmentReader
 from raftq.node.storage.scan import scan

@@ -18,18 +18,20 @@ from raftq.client.wire.batch import (
     VERSION,
     Batch,
 )
-from raftq.node.storage.header import (
-    FACTS_AT,
-    HEADER,
-    STAMP_CRC_AT,
-    DamagedRange,
+from raftq.client.wire.headers import (
+    CHECKED,
+    CRCS_AT,
+    REST_AT,
+    STAMP_AT,
     facts_make_sense,
+    position_of,
     read_front,
 )
+from raftq.node.storage.damage import DamagedRange
 from raftq.node.storage.index import SegmentIndex
 
 WINDOW_BYTES = 4 * 1024 * 1024
-_LENGTH_AT = 4
+_LENGTH_AT = position_of("length")
 _NEEDLE = MAGIC + bytes([VERSION])
 
 
@@ -83,27 +85,16 @@ def _scan_good(file: File, index: SegmentIndex, end: int, stop: int) -> str | No
 
 def _add_window(window: bytes, index: SegmentIndex, stop: int) -> None:
     """Add the good batches that lie wholly in the window and start before `stop`."""
-    unpack, checksum, add = HEADER.unpack_from, crc32c, index.add
-    stamp_end, facts_at, epoch_now = STAMP_CRC_AT, FACTS_AT, -1
+    unpack, checksum, add = CHECKED.unpack_from, crc32c, index.add
+    stamp_end, facts_at, epoch_now = CRCS_AT, REST_AT, -1
     at, expected, size = 0, index.end_offset, len(window)
     headers_until = min(size - HEADER_BYTES + 1, stop)
     with memoryview(window) as view:
         while at < headers_until:
             (
-                magic,
-                version,
-                _,
-                length,
-                base,
-                epoch,
-                stamp_crc,
-                crc,
-                flags,
-                lane,
-                count,
-                span,
-                time,
-            ) = unpack(window, at)
+                magic, version, length, base, epoch, stamp_crc, crc, flags, lane, count, span,
+                _, _, _, _, time,
+            ) = unpack(window, at)  # fmt: skip
             end = at + length
             if (
                 base != expected
@@ -189,15 +180,15 @@ def _proven_length(file: File, position: int, end: int) -> int | None:
     header = file.read(position, HEADER_BYTES)
     if len(header) < HEADER_BYTES:
         return None
-    _, _, _, length, _, _, stamp_crc, crc, *_ = HEADER.unpack_from(header)
+    _, _, length, _, _, stamp_crc, crc, *_ = CHECKED.unpack_from(header)
     length_max = min(end - position, BATCH_BYTES_MAX)
     if HEADER_BYTES <= length <= length_max:
-        body = file.read(position + FACTS_AT, length - FACTS_AT)
+        body = file.read(position + REST_AT, length - REST_AT)
         if crc32c(body) == crc:
             return int(length)
     for bit in range(32):
         other = int(length) ^ 1 << bit
-        front = header[:_LENGTH_AT] + other.to_bytes(4, "little") + header[8:STAMP_CRC_AT]
+        front = header[:_LENGTH_AT] + other.to_bytes(4, "little") + header[STAMP_AT:CRCS_AT]
         if HEADER_BYTES <= other <= length_max and crc32c(front) == stamp_crc:
             return other
     return None

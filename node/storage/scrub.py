@@ -8,7 +8,7 @@ scrubbed: it is read at every open.
 
 from dataclasses import dataclass, field
 
-from raftq.node.storage.header import DamagedRange
+from raftq.node.storage.damage import DamagedRange
 from raftq.node.storage.index import SegmentIndex
 from raftq.node.storage.scan import scan
 from raftq.node.storage.segment import Segment, Segments

@@ -14,7 +14,7 @@ from raftq.client.common.errors import CorruptFile, DiskFull, StorageFailed
 from raftq.client.common.types import Buffer
 from raftq.client.wire.batch import LANE_COUNT
 from raftq.node.storage.config import LogConfig
-from raftq.node.storage.header import DamagedRange
+from raftq.node.storage.damage import DamagedRange
 from raftq.node.storage.index import SegmentIndex
 from raftq.node.storage.index_file import (
     HEAD_BYTES_MIN,

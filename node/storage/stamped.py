@@ -6,7 +6,6 @@ that is replicated.
 """
 
 from collections.abc import Sequence
-from struct import Struct
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -23,12 +22,8 @@ from raftq.client.wire.batch import (
     VERSION,
     Batch,
 )
+from raftq.client.wire.headers import CHECKED, CRCS_AT, REST_AT, facts_make_sense
 from raftq.client.wire.layout import OFFSET_MAX
-from raftq.node.storage.header import FACTS_AT, STAMP_CRC_AT, facts_make_sense
-
-# magic version length base_offset epoch stamp_crc crc flags lane count span
-# producer_id producer_epoch base_sequence max_timestamp
-LONG_HEADER = Struct("<2sBxIqIIIHBxIIqII8xq")
 
 Facts = tuple[int, int, int, int, int, int]
 """(producer_id, producer_epoch, base_sequence, span, base_offset, max_timestamp) of one batch.
@@ -52,7 +47,7 @@ def check_stamped(view: memoryview, expected: int, epoch_now: int) -> Checked:
 
     Raises CorruptBatch (UnknownFormat for a newer version) at the first that does not.
     """
-    unpack, checksum = LONG_HEADER.unpack_from, crc32c
+    unpack, checksum = CHECKED.unpack_from, crc32c
     rows: list[Row] = []
     facts: list[Facts] = []
     at, size = 0, len(view)
@@ -60,7 +55,7 @@ def check_stamped(view: memoryview, expected: int, epoch_now: int) -> Checked:
     while at <= headers_until:
         (
             magic, version, length, base, epoch, stamp_crc, crc, flags, lane, count, span,
-            producer_id, producer_epoch, base_sequence, time,
+            producer_id, producer_epoch, base_sequence, _, time,
         ) = unpack(view, at)  # fmt: skip
         end = at + length
         if (
@@ -70,8 +65,8 @@ def check_stamped(view: memoryview, expected: int, epoch_now: int) -> Checked:
             or version != VERSION
             or not at + HEADER_BYTES <= end <= size
             or length > BATCH_BYTES_MAX
-            or checksum(view[at : at + STAMP_CRC_AT]) != stamp_crc
-            or checksum(view[at + FACTS_AT : end]) != crc
+            or checksum(view[at : at + CRCS_AT]) != stamp_crc
+            or checksum(view[at + REST_AT : end]) != crc
             or flags > FLAGS_KNOWN
             or not facts_make_sense(lane, count, span)
         ):
@@ -111,16 +106,16 @@ def good_facts(view: memoryview, offset: int) -> tuple[list[Facts], int]:
     while at + HEADER_BYTES <= size:
         (
             magic, version, length, base, _, stamp_crc, crc, flags, lane, count, span,
-            producer_id, producer_epoch, base_sequence, time,
-        ) = LONG_HEADER.unpack_from(view, at)  # fmt: skip
+            producer_id, producer_epoch, base_sequence, _, time,
+        ) = CHECKED.unpack_from(view, at)  # fmt: skip
         end = at + length
         if (
             not base <= offset < base + span
             or magic != MAGIC
             or version != VERSION
             or not at + HEADER_BYTES <= end <= size
-            or crc32c(view[at : at + STAMP_CRC_AT]) != stamp_crc
-            or crc32c(view[at + FACTS_AT : end]) != crc
+            or crc32c(view[at : at + CRCS_AT]) != stamp_crc
+            or crc32c(view[at + REST_AT : end]) != crc
             or not facts_make_sense(lane, count, span)
         ):
             break

@@ -36,7 +36,7 @@ from raftq.node.queue.embedded.ledger import (
 )
 from raftq.node.queue.embedded.options import EmbeddedOptions
 from raftq.node.queue.embedded.reader import LaneReader
-from raftq.node.storage.header import DamagedRange
+from raftq.node.storage.damage import DamagedRange
 from raftq.node.storage.log import Log
 
 logger = logging.getLogger("raftq.queue")

@@ -8,7 +8,6 @@ by one chunk and one decoded batch per lane.
 import bisect
 from collections.abc import Sequence
 from itertools import repeat
-from struct import Struct
 
 from raftq.client.common.errors import CorruptBatch
 from raftq.client.wire.batch import (
@@ -19,13 +18,12 @@ from raftq.client.wire.batch import (
     Batch,
     decode,
 )
+from raftq.client.wire.headers import BOUNDS
 from raftq.client.wire.record import Headers
 from raftq.node.queue.embedded.message import Held, Message
 from raftq.node.storage.log import Log
 
 CHUNK_BYTES = 256 * 1024
-# Length, base offset and span of a batch: enough to pass over those of other lanes.
-_PLACE = Struct("<4xIq20xI")
 
 
 class BatchColumns:
@@ -131,7 +129,7 @@ class LaneReader:
         if 0 <= self._next_offset <= offset:
             position = self._position
             while position + HEADER_BYTES <= len(self._chunk):
-                length, base, span = _PLACE.unpack_from(self._chunk, position)
+                _, _, length, base, _, span = BOUNDS.unpack_from(self._chunk, position)
                 if base + span > offset or length < HEADER_BYTES:
                     return _holding(decode(self._chunk, position), offset)
                 position += length

@@ -11,7 +11,6 @@ lane, because the next lease goes on in it.
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from struct import Struct
 
 from crc32c import crc32c
 
@@ -27,7 +26,7 @@ from raftq.client.wire.batch import (
     decode,
 )
 from raftq.client.wire.cutting import cut_batch
-from raftq.client.wire.layout import CRCS_AT, REST_AT
+from raftq.client.wire.headers import CHECKED, CRCS_AT, REST_AT
 from raftq.node.storage.log import Log
 
 Ranges = list[tuple[int, int]]
@@ -40,9 +39,6 @@ CUT_BYTES_MIN = 4 * 1024
 GAP_BYTES_MAX = 64 * 1024
 """Ranges that are this near to each other are read together, with what is between them."""
 _LOOK_INSIDE = FLAG_CONTROL | FLAG_OFFSET_DELTAS | FLAG_EXPIRIES
-
-# magic, length, base_offset | stamp_crc, crc, flags, lane, count, span | base_timestamp
-_HEADER = Struct("<2s2xIq4xIIHBxII16xq")
 
 
 @dataclass(slots=True)
@@ -77,9 +73,9 @@ class _Found:
         if len(chunk) - position < HEADER_BYTES:
             raise CorruptBatch(f"{len(chunk) - position} bytes are left where a header is due")
         (
-            magic, self.length, self.base, stamp_crc, crc, self.flags, self.lane, self.count, span,
-            self.timestamp,
-        ) = _HEADER.unpack_from(chunk, position)  # fmt: skip
+            magic, _, self.length, self.base, _, stamp_crc, crc, self.flags, self.lane, self.count,
+            span, _, _, _, self.timestamp, _,
+        ) = CHECKED.unpack_from(chunk, position)  # fmt: skip
         if magic != MAGIC or not HEADER_BYTES <= self.length <= len(chunk) - position or span < 1:
             raise CorruptBatch(f"no batch where one is due, {position} bytes into what was read")
         self.end = self.base + span

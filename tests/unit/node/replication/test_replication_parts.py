@@ -15,11 +15,11 @@ from raftq.client.common.errors import (
     StorageFailed,
 )
 from raftq.client.wire.batch import encode, encode_one, stamp
+from raftq.client.wire.headers import clip_below, end_offset_of
 from raftq.client.wire.messages import ProduceReply
 from raftq.client.wire.node_messages import Replicated
 from raftq.node.identity import Identity, Loss, remember, what_was_lost
 from raftq.node.replication.follower import LeaderFetcher
-from raftq.node.replication.headers import below, end_of_batches
 from raftq.node.replication.leader import Throttle
 from raftq.node.replication.offset_waiters import OffsetWaiters
 from raftq.node.replication.recent_batches import RecentBatches
@@ -42,12 +42,12 @@ def batches(*sizes: int) -> tuple[bytes, list[int]]:
 
 def test_batches_are_walked_by_their_headers() -> None:
     data, _ = batches(3, 1, 4)
-    assert end_of_batches(data) == 8
+    assert end_offset_of(data) == 8
     first, _ = batches(3)
-    assert bytes(below(data, 3)) == first
-    assert bytes(below(data, 4)) == batches(3, 1)[0]
-    assert bytes(below(data, 100)) == data
-    assert bytes(below(data, 0)) == b""
+    assert bytes(clip_below(data, 3)) == first
+    assert bytes(clip_below(data, 4)) == batches(3, 1)[0]
+    assert bytes(clip_below(data, 100)) == data
+    assert bytes(clip_below(data, 0)) == b""
 
 
 @pytest.mark.parametrize("damage", [0, 1, 4, 5, 6, 7])
@@ -56,9 +56,9 @@ def test_a_walk_over_damaged_batches_ends_with_an_error(damage: int) -> None:
     broken = bytearray(data)
     broken[damage] ^= 0x80
     with pytest.raises(CorruptBatch):
-        end_of_batches(broken)
+        end_offset_of(broken)
     with pytest.raises(CorruptBatch):
-        below(broken, 100)
+        clip_below(broken, 100)
 
 
 def test_the_tail_hands_out_contiguous_batches_and_is_bounded() -> None:

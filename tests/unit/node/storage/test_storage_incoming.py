@@ -26,7 +26,7 @@ from raftq.client.wire.batch import (
     validate,
 )
 from raftq.client.wire.encoder import encode_control
-from raftq.client.wire.layout import CRCS, CRCS_AT, REST_AT
+from raftq.client.wire.headers import CRCS, CRCS_AT, REST_AT
 from raftq.node.storage.incoming import Limits, check_incoming
 
 CODECS = st.sampled_from([0, CODEC_LZ4, CODEC_ZSTD])

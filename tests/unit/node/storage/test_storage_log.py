@@ -21,7 +21,6 @@ from raftq.client.common.errors import (
 from raftq.client.wire.batch import LANE_COUNT, Batch, decode, encode, encode_one
 from raftq.node.storage import segment as segment_module
 from raftq.node.storage.config import LogConfig
-from raftq.node.storage.header import HEADER
 from raftq.node.storage.index import LaneRuns
 from raftq.node.storage.log import Log
 
@@ -73,14 +72,6 @@ def test_config_reports_all_problems_at_once() -> None:
         assert name in str(caught.value)
     with pytest.raises(ConfigError, match="page_cache_bytes"):
         LogConfig(page_cache_bytes=1)
-
-
-def test_short_header_reads_the_same_fields_as_the_batch() -> None:
-    raw = encode([b"a", b"b"], timestamps=[5, 9], lane=3, offset_deltas=[0, 7], span=8)
-    batch = Batch(raw)
-    fields = HEADER.unpack_from(raw)
-    assert fields[3:6] == (batch.length, batch.base_offset, batch.epoch)
-    assert fields[7:] == (batch.crc, batch.flags, batch.lane, 2, batch.span, batch.max_timestamp)
 
 
 def test_appends_get_consecutive_offsets_and_read_back(log: Log) -> None:

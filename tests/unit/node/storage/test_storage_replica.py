@@ -18,11 +18,9 @@ from raftq.client.common.errors import (
     UnknownFormat,
 )
 from raftq.client.wire.batch import Batch, BatchProducer, encode, encode_one, stamp
-from raftq.client.wire.layout import CRCS, CRCS_AT
 from raftq.node.storage.compaction import compact_by_key
 from raftq.node.storage.config import LogConfig
 from raftq.node.storage.log import Log
-from raftq.node.storage.stamped import LONG_HEADER
 from raftq.node.storage.syncer import LoopSyncer
 
 SMALL = LogConfig(segment_bytes=4096, index_interval_bytes=256)
@@ -87,16 +85,6 @@ def everything(log: Log) -> tuple[object, ...]:
     times = [log.offset_for_time(time) for time in range(1000, 3000, 170)]
     bounds = (log.start_offset, log.end_offset, log.epochs, log.last_epoch)
     return bounds, lanes, times, content(log)
-
-
-def test_long_header_reads_the_same_fields_as_the_batch() -> None:
-    raw = encode([b"a", b"b"], timestamps=[5, 9], lane=3, producer=BatchProducer(7, 8, 9))
-    stamp(raw, 12, 3)
-    batch = Batch(raw)
-    assert LONG_HEADER.unpack_from(raw) == (
-        *(b"RQ", 1, batch.length, 12, 3, CRCS.unpack_from(raw, CRCS_AT)[0], batch.crc),
-        *(batch.flags, 3, 2, 2, 7, 8, 9, 9),
-    )
 
 
 @pytest.mark.parametrize("bytes_max", [1, 700, 100_000])
