@@ -120,7 +120,7 @@ class Node:
         self.incarnation = rng.getrandbits(62)
         self.fetch_bytes_max = config.replication.fetch_bytes_max
         self.wait_ms = config.replication.wait_ms
-        self.come_s = config.replication.lag_ms / 1000 * ABSENT_LAG_SHARE
+        self.join_timeout_s = config.replication.lag_ms / 1000 * ABSENT_LAG_SHARE
         self.fatal: asyncio.Future[None] = self.loop.create_future()
         self._rng = rng
         self.metadata = metadata if metadata is not None else self._join()
@@ -139,7 +139,7 @@ class Node:
             self.loop,
             self.partitions.find,
             self.partitions.incarnation_of,
-            self.partitions.heard,
+            self.partitions.note_request,
             config.replication.move_bytes_s,
         )
         self.coordinators = Coordinators(self.node_id, self.metadata, rng, wall_ms)

@@ -107,7 +107,7 @@ def _groups(queue: PartitionQueue) -> Iterator[GroupStats]:
 
 def _stats(partition: Partition) -> ReplicaStats:
     log, replica, ref = partition.log, partition.replica, partition.ref
-    counts = partition.counts
+    counts = partition.data.counts
     return ReplicaStats(
         topic=ref.topic,
         topic_id=ref.topic_id,

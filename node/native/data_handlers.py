@@ -74,7 +74,7 @@ class _ParkedFetch:
         self.future: asyncio.Future[FetchAnswer] = loop.create_future()
         self.future.add_done_callback(self._leave)
         for partition in partitions:
-            partition.readers[self] = None
+            partition.data.readers[self] = None
 
     def more(self) -> None:
         if not self._soon and not self.future.done():
@@ -105,7 +105,7 @@ class _ParkedFetch:
     def _leave(self, future: "asyncio.Future[FetchAnswer]") -> None:
         self._timer.cancel()
         for partition in self._partitions:
-            partition.readers.pop(self, None)
+            partition.data.readers.pop(self, None)
 
 
 class DataHandlers:
@@ -163,8 +163,8 @@ class DataHandlers:
         by_name = self._partitions.by_name
         for wanted in message.partitions:
             partition = by_name.get((wanted.topic, wanted.partition))
-            if partition is not None and partition.readers:
-                for reader in list(partition.readers):
+            if partition is not None and partition.data.readers:
+                for reader in list(partition.data.readers):
                     if isinstance(reader, _ParkedFetch) and reader.is_replaced_by(session, wanted):
                         reader.finish()
 
@@ -198,7 +198,7 @@ class DataHandlers:
             start_offset = partition.log.start_offset
             high_watermark = partition.replica.high_watermark
             epoch = partition.replica.epoch
-            data = partition.read(wanted.offset, room) if room else b""
+            data = partition.data.read(wanted.offset, room) if room else b""
             if wanted.outlines and data:
                 data = outlines(data)
         except CorruptBatch as error:

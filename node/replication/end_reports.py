@@ -39,23 +39,23 @@ class EndReporter:
         self._metadata = metadata
         self._find = find
         self._spawn = spawn
-        self._asked: dict[Key, None] = {}
-        self._runs = False
+        self._requested: dict[Key, None] = {}
+        self._running = False
         self.incarnation = -1
         """Of this process; nothing is told before it is known."""
 
-    def look_at(self, partition: Partition, state: PartitionState) -> None:
+    def check(self, partition: Partition, state: PartitionState) -> None:
         """The partition has been told what the metadata says now, which is this."""
         if state.recovery is not None and self._node_id in state.recovery.waits_for:
-            self._asked[partition.ref.topic_id, partition.ref.number] = None
-            if not self._runs:
-                self._runs = True
-                self._spawn(self._tell())
+            self._requested[partition.ref.topic_id, partition.ref.number] = None
+            if not self._running:
+                self._running = True
+                self._spawn(self._report())
 
     def stop(self) -> None:
-        self._asked.clear()
+        self._requested.clear()
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         """Until nothing more is asked. One at a time, so that many partitions share a command."""
         try:
             while rows := self._rows():
@@ -69,20 +69,20 @@ class EndReporter:
                     logger.info("node=%d telling ended: %s", self._node_id, error)
                     await sleep(RETRY_S)
         finally:
-            self._runs = False
+            self._running = False
 
     def _rows(self) -> list[tuple[int, ...]]:
         """What is still asked, of logs that are open; what is not will be looked at when it is."""
         rows = []
         state = self._metadata.state
-        for key in list(self._asked):
+        for key in list(self._requested):
             row = None
             topic, partition = state.topic_by_id(key[0]), self._find(key)
             if topic is not None and partition is not None and key[1] < len(topic.partitions):
                 wanted = len(NAMES) if topic.queued else 1
                 row = self._row(key, topic.partitions[key[1]], partition, wanted)
             if row is None:
-                del self._asked[key]
+                del self._requested[key]
             else:
                 rows.append(row)
         return rows

@@ -56,7 +56,7 @@ class Net(Protocol):
     incarnation: int
     fetch_bytes_max: int
     wait_ms: int
-    come_s: float
+    join_timeout_s: float
     """For how long a new leader waits for a follower that has not come."""
 
     async def connect(self, node_id: int) -> Connection: ...
@@ -70,18 +70,18 @@ class LeaderFetcher:
         self.leader = leader
         self._on_fatal = on_fatal
         self._wanted: dict[LogKey, PartitionLog] = {}  # all of them
-        self._new: dict[LogKey, PartitionLog] = {}  # to be subscribed to
-        self._reached: dict[LogKey, PartitionLog] = {}  # whose end is to be told
-        self._left: dict[LogKey, None] = {}
+        self._to_subscribe: dict[LogKey, PartitionLog] = {}  # to be subscribed to
+        self._ends_to_report: dict[LogKey, PartitionLog] = {}  # whose end is to be told
+        self._to_leave: dict[LogKey, None] = {}
         self._subscribed: dict[LogKey, tuple[int, int]] = {}  # -> epoch, assignment
         self._delays: dict[LogKey, float] = {}
         self._refused: dict[LogKey, None] = {}  # what came failed its checks
         self._connection: Connection | None = None
         self._ended = asyncio.Event()
-        self._stirred = asyncio.Event()
+        self._woken = asyncio.Event()
         self._number = 0
         self._open = 0
-        self._soon = False
+        self._send_scheduled = False
         self._stopped = False
 
     @property
@@ -92,36 +92,36 @@ class LeaderFetcher:
         """Follow it, in its present epoch and under its present assignment."""
         key = partition_log.key
         self._wanted[key] = partition_log
-        self._left.pop(key, None)
+        self._to_leave.pop(key, None)
         self._delays.pop(key, None)
-        self._renew(key)
-        self._stirred.set()
+        self._resubscribe(key)
+        self._woken.set()
 
-    def _renew(self, key: LogKey) -> None:
+    def _resubscribe(self, key: LogKey) -> None:
         partition_log = self._wanted.get(key)
         if partition_log is not None and not self._stopped:
             self._subscribed.pop(key, None)
-            self._reached.pop(key, None)
-            self._new[key] = partition_log
-            self._kick()
+            self._ends_to_report.pop(key, None)
+            self._to_subscribe[key] = partition_log
+            self._send_soon()
 
     def drop(self, key: LogKey) -> None:
         """Follow it no longer."""
         if self._wanted.pop(key, None) is not None:
-            self._new.pop(key, None)
-            self._reached.pop(key, None)
+            self._to_subscribe.pop(key, None)
+            self._ends_to_report.pop(key, None)
             self._delays.pop(key, None)
             self._refused.pop(key, None)
             if self._subscribed.pop(key, None) is not None:
-                self._left[key] = None
-                self._kick()
+                self._to_leave[key] = None
+                self._send_soon()
 
-    def reached(self, partition_log: PartitionLog) -> None:
+    def report_end(self, partition_log: PartitionLog) -> None:
         """Its log ends further on; the leader shall know."""
         key = partition_log.key
         if key in self._subscribed:
-            self._reached[key] = partition_log
-            self._kick()
+            self._ends_to_report[key] = partition_log
+            self._send_soon()
 
     # The connection
 
@@ -129,36 +129,36 @@ class LeaderFetcher:
         """Keep a connection while there is something to follow, until stopped."""
         delay = RETRY_S_MIN
         while not self._stopped:
-            await self._stirred.wait()
-            self._stirred.clear()
+            await self._woken.wait()
+            self._woken.clear()
             while self._wanted and not self._stopped:
                 try:
                     self._connection = await self._net.connect(self.leader)
                 except RaftqError as error:
                     logger.info("leader=%d cannot be reached: %s", self.leader, error)
-                    await self._rest(delay)
+                    await self._pause(delay)
                     delay = min(delay * 2, RETRY_S_MAX)
                     continue
                 delay = RETRY_S_MIN
-                await self._converse()
-                await self._rest(RETRY_S_MIN)
+                await self._run_session()
+                await self._pause(RETRY_S_MIN)
 
-    async def _rest(self, seconds: float) -> None:
+    async def _pause(self, seconds: float) -> None:
         """Wait, but not longer than until something new is wanted."""
         try:
             async with asyncio.timeout(seconds):
-                await self._stirred.wait()
+                await self._woken.wait()
         except TimeoutError:
             return
-        self._stirred.clear()
+        self._woken.clear()
 
-    async def _converse(self) -> None:
+    async def _run_session(self) -> None:
         self._ended.clear()
         self._number = self._open = 0
-        self._left.clear()
-        self._reached.clear()
+        self._to_leave.clear()
+        self._ends_to_report.clear()
         self._subscribed.clear()
-        self._new = dict(self._wanted)
+        self._to_subscribe = dict(self._wanted)
         self._send()
         await self._ended.wait()
         connection, self._connection = self._connection, None
@@ -169,7 +169,7 @@ class LeaderFetcher:
         self._stopped = True
         self._wanted.clear()
         self._end(None)
-        self._stirred.set()
+        self._woken.set()
 
     def _end(self, error: BaseException | None) -> None:
         if error is not None and not self._ended.is_set():
@@ -178,16 +178,19 @@ class LeaderFetcher:
 
     # Requests
 
-    def _kick(self) -> None:
+    def _send_soon(self) -> None:
         """Say what is new soon, together with whatever else comes up now."""
-        if not self._soon and self._open < 2 and self._connection is not None:
-            self._soon = True
+        if not self._send_scheduled and self._open < 2 and self._connection is not None:
+            self._send_scheduled = True
             self._net.loop.call_soon(self._send_news)
 
     def _send_news(self) -> None:
-        self._soon = False
-        if self._open < 2 and (self._new or self._reached or self._left):
+        self._send_scheduled = False
+        if self._open < 2 and self._has_news():
             self._send()
+
+    def _has_news(self) -> bool:
+        return bool(self._to_subscribe or self._ends_to_report or self._to_leave)
 
     def _send(self) -> None:
         connection, net = self._connection, self._net
@@ -219,8 +222,8 @@ class LeaderFetcher:
 
     def _subscriptions(self) -> list[Subscription]:
         found = []
-        for key, partition_log in list(self._new.items())[:ITEMS_PER_REQUEST]:
-            del self._new[key]
+        for key, partition_log in list(self._to_subscribe.items())[:ITEMS_PER_REQUEST]:
+            del self._to_subscribe[key]
             log, replica = partition_log.log, partition_log.replica
             pairs = log.epoch_pairs(EPOCHS_MAX)
             self._subscribed[key] = replica.epoch, replica.assignment
@@ -246,8 +249,8 @@ class LeaderFetcher:
 
     def _progress(self) -> list[Progress]:
         found = []
-        for key, partition_log in list(self._reached.items())[:ITEMS_PER_REQUEST]:
-            del self._reached[key]
+        for key, partition_log in list(self._ends_to_report.items())[:ITEMS_PER_REQUEST]:
+            del self._ends_to_report[key]
             topic_id, number, log_number = key
             epoch, assignment = self._subscribed[key]
             found.append(
@@ -257,8 +260,8 @@ class LeaderFetcher:
 
     def _leaving(self) -> list[int]:
         found: list[int] = []
-        for key in list(self._left)[:ITEMS_PER_REQUEST]:
-            del self._left[key]
+        for key in list(self._to_leave)[:ITEMS_PER_REQUEST]:
+            del self._to_leave[key]
             found += key
         return found
 
@@ -279,14 +282,14 @@ class LeaderFetcher:
         self._open -= 1
         try:
             for item in reply.message.partitions:
-                self._take(item, reply.raw)
+                self._apply(item, reply.raw)
         except Exception as broken:
             self._on_fatal(broken)
             return
-        if self._open == 0 or (self._open < 2 and (self._new or self._reached or self._left)):
+        if self._open == 0 or (self._open < 2 and self._has_news()):
             self._send()
 
-    def _take(self, item: Replicated, raw: memoryview) -> None:
+    def _apply(self, item: Replicated, raw: memoryview) -> None:
         key = (item.topic_id, item.partition, item.log_number)
         partition_log = self._wanted.get(key)
         if partition_log is None or key not in self._subscribed:
@@ -295,7 +298,7 @@ class LeaderFetcher:
             # Who hears late that it leads gives its followers the time to come from then on. One
             # that came too early must be there again within it.
             early = item.error in NOT_YET
-            self._postpone(key, item.error, self._net.come_s / 2 if early else RETRY_S_MAX)
+            self._postpone(key, item.error, self._net.join_timeout_s / 2 if early else RETRY_S_MAX)
             return
         replica = partition_log.replica
         if replica.role != "follower" or (
@@ -311,7 +314,7 @@ class LeaderFetcher:
                     partition_log.cut(item.offset)
                 else:
                     partition_log.restart_at(item.offset)
-                self._renew(key)
+                self._resubscribe(key)
         except CorruptBatch as error:
             # Mostly the leader's disk: it hands over what it has without a look.
             self._refused[key] = None
@@ -333,17 +336,17 @@ class LeaderFetcher:
             partition_log, self.leader, delay, reason,
         )  # fmt: skip
         self._subscribed.pop(key, None)
-        self._reached.pop(key, None)
-        self._net.loop.call_later(delay, self._renew_if, key, partition_log.replica.epoch)
+        self._ends_to_report.pop(key, None)
+        self._net.loop.call_later(delay, self._resubscribe_if, key, partition_log.replica.epoch)
 
-    def _renew_if(self, key: LogKey, epoch: int) -> None:
+    def _resubscribe_if(self, key: LogKey, epoch: int) -> None:
         partition_log = self._wanted.get(key)
         if (
             partition_log is not None
             and partition_log.replica.epoch == epoch
-            and key not in self._new
+            and key not in self._to_subscribe
         ):
-            self._renew(key)
+            self._resubscribe(key)
 
 
 class LeaderFetchers:
@@ -354,27 +357,20 @@ class LeaderFetchers:
         self._spawn = spawn
         self._on_fatal = on_fatal
         self._fetchers: dict[int, LeaderFetcher] = {}
-        self._by_log: dict[LogKey, LeaderFetcher] = {}
 
     def follow(self, partition_log: PartitionLog, leader: int | None) -> None:
         """Follow this leader in the partition's present epoch, and no other; None: nobody."""
-        key = partition_log.key
-        before = self._by_log.pop(key, None)
+        before, partition_log.fetcher = partition_log.fetcher, None
         if before is not None and before.leader != leader:
-            before.drop(key)
+            before.drop(partition_log.key)
         if leader is None:
             return
         fetcher = self._fetchers.get(leader)
         if fetcher is None:
             fetcher = self._fetchers[leader] = LeaderFetcher(self._net, leader, self._on_fatal)
             self._spawn(fetcher.run())
-        self._by_log[key] = fetcher
+        partition_log.fetcher = fetcher
         fetcher.want(partition_log)
-
-    def reached(self, partition_log: PartitionLog) -> None:
-        fetcher = self._by_log.get(partition_log.key)
-        if fetcher is not None:
-            fetcher.reached(partition_log)
 
     def stop(self) -> None:
         for fetcher in self._fetchers.values():

@@ -9,7 +9,7 @@ epoch.
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from raftq.client.common.errors import (
     FencedEpoch,
@@ -21,9 +21,11 @@ from raftq.client.common.errors import (
 from raftq.client.common.tasks import sleep
 from raftq.cluster.metadata.commands import ChangeIsr, Resign
 from raftq.cluster.metadata.log import MetadataLog
-from raftq.node.metrics.counters import NodeMetrics
 from raftq.node.replication.partition import Partition
 from raftq.node.replication.replica import IsrChange
+
+if TYPE_CHECKING:
+    from raftq.node.replication.partitions import Partitions
 
 logger = logging.getLogger(__name__)
 
@@ -33,22 +35,13 @@ REFUSALS = (FencedEpoch, InvalidArgument, UnknownPartition, UnknownTopic)
 """With these the state machine refuses a change; every other error says that it has not spoken."""
 
 
-class IsrHost(Protocol):
-    """Who has the partitions."""
-
-    metrics: NodeMetrics
-    is_started: bool
-
-    def touched(self, partition: Partition) -> None: ...
-
-
 class IsrProposals:
     """See the module's docstring."""
 
-    def __init__(self, node_id: int, metadata: MetadataLog, home: IsrHost) -> None:
+    def __init__(self, node_id: int, metadata: MetadataLog, partitions: "Partitions") -> None:
         self._node_id = node_id
         self._metadata = metadata
-        self._home = home
+        self._partitions = partitions
         self._room = asyncio.Semaphore(PROPOSALS_MAX)
 
     async def change(self, partition: Partition, change: IsrChange) -> None:
@@ -60,12 +53,12 @@ class IsrProposals:
         )
         command_id = self._metadata.new_command_id()
         async with self._room:
-            while self._home.is_started and replica.awaits(change):
+            while self._partitions.is_started and replica.awaits(change):
                 if await self._is_answered(partition, change, command, command_id):
                     self._take_answer(partition, change)
                     break
                 await sleep(RETRY_S)
-        self._home.touched(partition)
+        self._partitions.mark_active(partition)
 
     async def _is_answered(
         self, partition: Partition, change: IsrChange, command: ChangeIsr, command_id: bytes
@@ -79,8 +72,8 @@ class IsrProposals:
             logger.info("partition=%s isr change not answered: %s", partition.ref, error)
             return False
         else:
-            self._home.metrics.isr_expansions += change.joins
-            self._home.metrics.isr_shrinks += change.leaves
+            self._partitions.metrics.isr_expansions += change.joins
+            self._partitions.metrics.isr_shrinks += change.leaves
         return True
 
     def _take_answer(self, partition: Partition, change: IsrChange) -> None:
@@ -89,7 +82,7 @@ class IsrProposals:
         topic = self._metadata.state.topic_by_id(ref.topic_id)
         if topic is None:
             return  # the partition is closed as soon as its node hears of that
-        partition.answered(change, topic.partitions[ref.number].version)
+        partition.replica.end_proposal(change, topic.partitions[ref.number].version)
 
     async def resign(self, partition: Partition, reason: str) -> None:
         ref, epoch = partition.ref, partition.replica.epoch
@@ -99,4 +92,4 @@ class IsrProposals:
                 await self._metadata.propose(Resign(ref.topic_id, ref.number, self._node_id, epoch))
             except RaftqError as error:
                 logger.info("partition=%s resignation ended: %s", ref, error)
-        self._home.touched(partition)
+        self._partitions.mark_active(partition)

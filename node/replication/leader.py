@@ -79,8 +79,8 @@ class FollowerSession:
         self._throttle = throttle
         self._subscribed: dict[LogKey, PartitionLog] = {}
         self._assignments: dict[LogKey, int] = {}
-        self._grown: dict[LogKey, PartitionLog] = {}
-        self._readable: dict[LogKey, PartitionLog] = {}
+        self._new_batches: dict[LogKey, PartitionLog] = {}
+        self._new_watermarks: dict[LogKey, PartitionLog] = {}
         self._refused: list[Replicated] = []
         self._parked: asyncio.Future[Answer] | None = None
         self._bytes_max = 0
@@ -100,12 +100,12 @@ class FollowerSession:
             self._answer()
         leave = message.leave
         for key in zip(leave[::3], leave[1::3], leave[2::3], strict=True):
-            self._forget(key)
+            self._unsubscribe(key)
         self._bytes_max = message.bytes_max
         for subscription in message.subscribe:
             self._subscribe(subscription)
         for progress in message.progress:
-            self._take_progress(progress)
+            self._note_progress(progress)
         answer = self._collect()
         future: asyncio.Future[Answer] = self._loop.create_future()
         if answer is not None:
@@ -117,9 +117,9 @@ class FollowerSession:
 
     def _subscribe(self, wanted: Subscription) -> None:
         key = (wanted.topic_id, wanted.partition, wanted.log_number)
-        self._forget(key)
+        self._unsubscribe(key)
         partition = self._find(key[:2])
-        partition_log = None if partition is None else partition.partition_log(wanted.log_number)
+        partition_log = None if partition is None else partition.log_of(wanted.log_number)
         if partition_log is None:
             self._refuse(key, wanted.epoch, UnknownPartition.code)
             return
@@ -127,7 +127,7 @@ class FollowerSession:
         if replica.role != "leader" or wanted.epoch > replica.epoch:
             self._refuse(key, wanted.epoch, NotLeader.code)
             return
-        if not replica.believes(self.node_id, wanted.epoch, wanted.assignment):
+        if not replica.accepts_reports_of(self.node_id, wanted.epoch, wanted.assignment):
             # One of the two has not heard of the latest yet: it asks again.
             self._refuse(key, wanted.epoch, FencedEpoch.code)
             return
@@ -136,19 +136,19 @@ class FollowerSession:
         point = common_end(log.epochs, log.end_offset, wanted.pairs(), wanted.end_offset)
         if point < log.start_offset or point < wanted.start_offset:
             # Nothing that the leader keeps is known to be the same.
-            self._tell(partition_log, "reset", log.start_offset)
+            self._instruct(partition_log, "reset", log.start_offset)
         elif point < wanted.end_offset:
-            self._tell(partition_log, "truncate", point)
+            self._instruct(partition_log, "truncate", point)
         else:
             if wanted.refused:
-                self._look_at(partition_log, wanted.end_offset)
+                self._check_refused(partition_log, wanted.end_offset)
             self._subscribed[key] = partition_log
             partition_log.listeners[self] = wanted.end_offset
             if wanted.end_offset < log.end_offset:
-                self._grown[key] = partition_log
-            partition_log.progressed(self.node_id, self.incarnation, wanted.end_offset)
+                self._new_batches[key] = partition_log
+            partition_log.on_progress(self.node_id, self.incarnation, wanted.end_offset)
 
-    def _look_at(self, partition_log: PartitionLog, offset: int) -> None:
+    def _check_refused(self, partition_log: PartitionLog, offset: int) -> None:
         """The follower could not use what it was handed from here on. Files are not looked at when
         they are handed over, and the active one by no scrub: if it is damaged, this finds it."""
         left = self._bytes_max
@@ -168,10 +168,10 @@ class FollowerSession:
                 "partition=%s node=%d refused, and %s", partition_log, self.node_id, error
             )
 
-    def _take_progress(self, progress: Progress) -> None:
+    def _note_progress(self, progress: Progress) -> None:
         key = (progress.topic_id, progress.partition, progress.log_number)
         partition_log = self._subscribed.get(key)
-        if partition_log is None or not partition_log.replica.believes(
+        if partition_log is None or not partition_log.replica.accepts_reports_of(
             self.node_id, progress.epoch, progress.assignment
         ):
             return  # it hears of the end of its subscription in some reply
@@ -181,12 +181,12 @@ class FollowerSession:
                 "partition=%s node=%d claims it up to %d, and was handed it up to %d",
                 partition_log, self.node_id, progress.end_offset, partition_log.listeners[self],
             )  # fmt: skip
-            self._forget(key)
+            self._unsubscribe(key)
             self._refuse(key, progress.epoch, RemoteProtocolError.code)
             return
-        partition_log.progressed(self.node_id, self.incarnation, progress.end_offset)
+        partition_log.on_progress(self.node_id, self.incarnation, progress.end_offset)
 
-    def _tell(self, partition_log: PartitionLog, verb: Any, offset: int) -> None:
+    def _instruct(self, partition_log: PartitionLog, verb: Any, offset: int) -> None:
         topic_id, number, log_number = partition_log.key
         self._refused.append(
             Replicated(
@@ -205,34 +205,34 @@ class FollowerSession:
     def _refuse(self, key: LogKey, epoch: int, code: str) -> None:
         self._refused.append(_refusal(key, epoch, code))
 
-    def _forget(self, key: LogKey) -> None:
+    def _unsubscribe(self, key: LogKey) -> None:
         self._assignments.pop(key, None)
         partition_log = self._subscribed.pop(key, None)
         if partition_log is not None:
             partition_log.listeners.pop(self, None)
-            self._grown.pop(key, None)
-            self._readable.pop(key, None)
+            self._new_batches.pop(key, None)
+            self._new_watermarks.pop(key, None)
 
     # What logs tell
 
-    def believed(self, partition_log: PartitionLog) -> bool:
+    def accepts_reports(self, partition_log: PartitionLog) -> bool:
         key, replica = partition_log.key, partition_log.replica
-        return replica.believes(self.node_id, replica.epoch, self._assignments[key])
+        return replica.accepts_reports_of(self.node_id, replica.epoch, self._assignments[key])
 
-    def grown(self, partition_log: PartitionLog) -> None:
+    def on_append(self, partition_log: PartitionLog) -> None:
         """Handed over at once to a follower that waits: it deals with this batch while the next one
         is read. What comes meanwhile goes together with its next request."""
-        self._grown[partition_log.key] = partition_log
+        self._new_batches[partition_log.key] = partition_log
         if self._parked is not None:
             self._answer_parked()
 
-    def readable(self, partition_log: PartitionLog) -> None:
+    def on_high_watermark(self, partition_log: PartitionLog) -> None:
         """Not worth a reply of its own: it rides with the next one."""
-        self._readable[partition_log.key] = partition_log
+        self._new_watermarks[partition_log.key] = partition_log
 
-    def ended(self, partition_log: PartitionLog) -> None:
+    def end_subscription(self, partition_log: PartitionLog) -> None:
         key = partition_log.key
-        self._forget(key)
+        self._unsubscribe(key)
         self._refuse(key, partition_log.replica.epoch, NotLeader.code)
         if self._parked is not None:
             self._answer_parked()
@@ -262,10 +262,10 @@ class FollowerSession:
         items, self._refused = self._refused[:ITEMS_PER_REPLY], self._refused[ITEMS_PER_REPLY:]
         buffers: list[Buffer] = []
         size = 0
-        for key, partition_log in list(self._grown.items()):
+        for key, partition_log in list(self._new_batches.items()):
             if size >= self._bytes_max or len(items) >= ITEMS_PER_REPLY:
                 break
-            del self._grown[key]
+            del self._new_batches[key]
             item, more = self._batches_of(key, partition_log, self._bytes_max - size, size)
             if item is not None:
                 buffers += more
@@ -277,8 +277,8 @@ class FollowerSession:
 
     def _reply_of(self, items: list[Replicated]) -> ReplicateReply:
         """With the high watermarks that nobody was told yet."""
-        for key, partition_log in list(self._readable.items())[:ITEMS_PER_REPLY]:
-            del self._readable[key]
+        for key, partition_log in list(self._new_watermarks.items())[:ITEMS_PER_REPLY]:
+            del self._new_watermarks[key]
             topic_id, number, log_number = key
             items.append(
                 Replicated(
@@ -302,18 +302,18 @@ class FollowerSession:
         if throttled:
             wait_s = self._throttle.wait_s(self._loop.time())
             if wait_s > 0:
-                self._loop.call_later(wait_s, self._again, key)
+                self._loop.call_later(wait_s, self._resume, key)
                 return None, []
         try:
             buffers, size = partition_log.hand_over(self, bytes_max)
         except CorruptBatch as error:
             partition_log.damaged(error)
-            self._forget(key)
+            self._unsubscribe(key)
             return _refusal(key, decided.epoch, error.code), []
         except RaftqError as error:
             # Retention has passed the follower by, or the disk fails: it asks again.
             logger.warning("partition=%s node=%d %s", partition_log, self.node_id, error)
-            self._forget(key)
+            self._unsubscribe(key)
             return _refusal(key, decided.epoch, error.code), []
         if not size:
             return None, []
@@ -321,8 +321,8 @@ class FollowerSession:
             self._throttle.spend(size)
         log = partition_log.log
         if partition_log.listeners[self] < log.end_offset:
-            self._grown[key] = partition_log
-        self._readable.pop(key, None)
+            self._new_batches[key] = partition_log
+        self._new_watermarks.pop(key, None)
         topic_id, number, log_number = key
         item = Replicated(
             topic_id, number, decided.epoch, "append", partition_log.progress.high_watermark,
@@ -330,11 +330,11 @@ class FollowerSession:
         )  # fmt: skip
         return item, buffers
 
-    def _again(self, key: LogKey) -> None:
+    def _resume(self, key: LogKey) -> None:
         """A throttled log may go on."""
         partition_log = self._subscribed.get(key)
         if partition_log is not None and not self.closed:
-            self._grown[key] = partition_log
+            self._new_batches[key] = partition_log
             if self._parked is not None:
                 self._answer_parked()
 
@@ -342,7 +342,7 @@ class FollowerSession:
         """The connection is gone, or the follower begins anew."""
         self.closed = True
         for key in list(self._subscribed):
-            self._forget(key)
+            self._unsubscribe(key)
         if self._timer is not None:
             self._timer.cancel()
         if self._parked is not None and not self._parked.done():
@@ -363,14 +363,14 @@ class FollowerSessions:
         loop: asyncio.AbstractEventLoop,
         find: Find,
         incarnation_of: Callable[[int], int | None],
-        heard: Callable[[int], None],
+        note_request: Callable[[int], None],
         move_bytes_s: int,
     ) -> None:
-        """`heard` is told of every request of a node."""
+        """`note_request` is told of every request of a node."""
         self._loop = loop
         self._find = find
         self._incarnation_of = incarnation_of
-        self._heard = heard
+        self._note_request = note_request
         self._throttle = Throttle(move_bytes_s)
         self._by_session: dict[Any, FollowerSession] = {}
         self._by_node: dict[int, Any] = {}
@@ -382,7 +382,7 @@ class FollowerSessions:
         follower_session = self._by_session.get(session)
         if follower_session is None or follower_session.node_id != message.node_id:
             raise FencedEpoch(f"request {message.number} belongs to no conversation: begin anew")
-        self._heard(message.node_id)
+        self._note_request(message.node_id)
         return follower_session.handle(message)
 
     def _begin(self, message: Replicate, session: Any) -> None:

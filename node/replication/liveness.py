@@ -11,25 +11,25 @@ from raftq.node.replication.replica import NEVER
 
 
 class FollowerLiveness:
-    """When each node was last heard, and who has not been heard for `silence_s`."""
+    """When each node was last heard, and who has not been heard for `timeout_s`."""
 
-    __slots__ = ("_heard_at", "_me", "_silence_s", "silent")
+    __slots__ = ("_me", "_requested_at", "_timeout_s", "unreachable")
 
-    def __init__(self, me: int, silence_s: float) -> None:
+    def __init__(self, me: int, timeout_s: float) -> None:
         self._me = me
-        self._silence_s = silence_s
-        self._heard_at: dict[int, float] = {}
-        self.silent: frozenset[int] = frozenset()
+        self._timeout_s = timeout_s
+        self._requested_at: dict[int, float] = {}
+        self.unreachable: frozenset[int] = frozenset()
 
-    def heard(self, node: int, now: float) -> None:
-        self._heard_at[node] = now
+    def note_request(self, node: int, now: float) -> None:
+        self._requested_at[node] = now
 
-    def changed(self, alive: Iterable[int], now: float) -> bool:
+    def update(self, alive: Iterable[int], now: float) -> bool:
         """Look again, among the living; whether others are silent than before."""
-        since = now - self._silence_s
-        heard_at = self._heard_at
-        before = self.silent
-        self.silent = frozenset(
-            node for node in alive if node != self._me and heard_at.get(node, NEVER) < since
+        since = now - self._timeout_s
+        requested_at = self._requested_at
+        before = self.unreachable
+        self.unreachable = frozenset(
+            node for node in alive if node != self._me and requested_at.get(node, NEVER) < since
         )
-        return self.silent != before
+        return self.unreachable != before

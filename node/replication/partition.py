@@ -26,7 +26,6 @@ from raftq.client.common.errors import (
     StorageError,
     StorageFailed,
 )
-from raftq.client.common.types import Buffer
 from raftq.client.wire.headers import iter_batches
 from raftq.client.wire.messages import EPOCH_ANY, Produce, ProduceReply
 from raftq.cluster.metadata.topic_config import TopicConfig
@@ -39,7 +38,7 @@ from raftq.node.replication.partition_log import (
     ReplicaHost,
 )
 from raftq.node.replication.partition_ref import PartitionRef
-from raftq.node.replication.replica import Decided, IsrChange, Replica
+from raftq.node.replication.replica import Decided, Replica
 from raftq.node.storage.log import Log
 from raftq.node.storage.producers import Producers
 
@@ -60,12 +59,10 @@ class Partition:
         "_home",
         "closed",
         "config",
-        "counts",
         "data",
         "leadership",
         "log",
         "logs",
-        "readers",
         "ref",
         "replica",
         "service",
@@ -89,10 +86,7 @@ class Partition:
         self.logs: list[PartitionLog] = []
         self.data = PartitionLog(self, log, producers, replica.data, home)
         self.logs.append(self.data)
-        # Of the data.
-        self.log = log
-        self.counts = self.data.counts
-        self.readers = self.data.readers
+        self.log = log  # of `data`
 
     def configure(self, config: TopicConfig) -> None:
         """Take on the topic's settings; those of the log's files hold from the next open."""
@@ -109,13 +103,13 @@ class Partition:
 
     @property
     def ledger(self) -> PartitionLog | None:
-        return self.partition_log(LEDGER)
+        return self.log_of(LEDGER)
 
     @property
     def delays(self) -> PartitionLog | None:
-        return self.partition_log(DELAYS)
+        return self.log_of(DELAYS)
 
-    def partition_log(self, number: int) -> PartitionLog | None:
+    def log_of(self, number: int) -> PartitionLog | None:
         """None while it is not open."""
         logs = self.logs
         return logs[number] if number < len(logs) else None
@@ -139,23 +133,14 @@ class Partition:
         now = self._home.loop.time()
         if decided.epoch == replica.epoch:
             if decided.version >= replica.decided.version and decided != replica.decided:
-                moved = replica.update(decided, now)
+                replica.update(decided, now)
                 for partition_log in self.logs:
-                    partition_log.end_disbelieved()
-                self._moved(moved)
+                    partition_log.end_outdated_subscriptions()
         elif decided.epoch > replica.epoch:
             self._begin(decided, me, now)
             logger.info("partition=%s %s", self.ref, replica.describe())
         if replica.role == "leader":
-            self._home.touched(self)
-
-    def answered(self, change: IsrChange, version: int) -> None:
-        """See Replica."""
-        self._moved(self.replica.answered(change, version))
-
-    def _moved(self, numbers: list[int]) -> None:
-        for number in numbers:
-            self.logs[number].moved()
+            self._home.mark_active(self)
 
     def _begin(self, decided: Decided, me: int, now: float) -> None:
         """A new epoch."""
@@ -171,7 +156,7 @@ class Partition:
             for partition_log, (log_end, own_end) in zip(self.logs, ends, strict=True):
                 if own_end < log_end:
                     partition_log.flush()
-            self._moved(replica.advance())
+            replica.advance()
 
     def _stand_down(self) -> None:
         """Whoever waits for this leader has to go on elsewhere."""
@@ -281,12 +266,6 @@ class Partition:
     @property
     def is_moving(self) -> bool:
         return self.replica.decided.moving
-
-    # Reads
-
-    def read(self, offset: int, bytes_max: int) -> Buffer:
-        """Raw batches of the data below its high watermark; empty when there are none from here."""
-        return self.data.read(offset, bytes_max)
 
     def close(self, clean: bool = True) -> None:
         """Let go of everyone and close the files; all of them, whatever one of them raises."""

@@ -44,6 +44,8 @@ from raftq.node.storage.reserve import Reserve
 from raftq.node.storage.syncer import Syncer
 
 if TYPE_CHECKING:
+    from raftq.node.replication.follower import LeaderFetcher
+    from raftq.node.replication.leader import FollowerSession
     from raftq.node.replication.partition import Partition
 
 logger = logging.getLogger(__name__)
@@ -63,11 +65,8 @@ class ReplicaHost(Protocol):
     loop: asyncio.AbstractEventLoop
     syncer: Syncer
 
-    def touched(self, partition: "Partition") -> None:
+    def mark_active(self, partition: "Partition") -> None:
         """It has something that time may change: waiting requests, followers behind."""
-
-    def reached(self, partition_log: "PartitionLog") -> None:
-        """A follower's log ends further on now, as durable as the topic asks."""
 
     def damaged(self, partition_log: "PartitionLog", error: BaseException) -> None:
         """Part of its log cannot be read."""
@@ -77,17 +76,6 @@ class ReplicaHost(Protocol):
 
     def failed(self, partition: "Partition", error: BaseException) -> None:
         """It cannot go on: a log cannot be written any more, or its service is broken."""
-
-
-class LogListener(Protocol):
-    """A follower's conversation, told about the logs it subscribed to."""
-
-    def believed(self, partition_log: "PartitionLog") -> bool:
-        """Whether what the follower says of it still counts."""
-
-    def grown(self, partition_log: "PartitionLog") -> None: ...
-    def readable(self, partition_log: "PartitionLog") -> None: ...
-    def ended(self, partition_log: "PartitionLog") -> None: ...
 
 
 class ReadWaiter(Protocol):
@@ -119,8 +107,8 @@ class PartitionLog:
 
     __slots__ = (
         "_current", "_directory", "_flushing", "_front", "_home", "_limits", "_owed", "_saved_base",
-        "_syncs", "counts", "for_all", "for_sync", "key", "listeners", "log", "name", "number",
-        "partition", "producers", "progress", "readers", "replica", "reserve", "tail",
+        "_syncs", "counts", "fetcher", "for_all", "for_sync", "key", "listeners", "log", "name",
+        "number", "partition", "producers", "progress", "readers", "replica", "reserve", "tail",
     )  # fmt: skip
 
     def __init__(
@@ -142,8 +130,12 @@ class PartitionLog:
         self.progress = progress
         # What was readable before the restart still is: whoever leads has it.
         progress.high_watermark = max(progress.high_watermark, log.readable_offset)
-        self.listeners: dict[LogListener, int] = {}  # -> offset up to which it was handed batches
+        progress.on_advance = self.on_high_watermark
+        self.listeners: dict[FollowerSession, int] = {}
+        """Each follower's session -> the offset up to which it was handed batches."""
         self.readers: dict[ReadWaiter, None] = {}
+        self.fetcher: LeaderFetcher | None = None
+        """Follows the leader of this log while another node leads; None: nobody does."""
         self.for_all = OffsetWaiters()
         self.for_sync = OffsetWaiters()
         self.tail = RecentBatches(TAIL_BYTES_MAX)
@@ -170,7 +162,7 @@ class PartitionLog:
             # This copy counts up to elsewhere now. A follower does not take back what it has told:
             # that was what the topic asked for then.
             if self.replica.role == "leader" or not self._syncs:
-                self._reached()
+                self._on_own_end()
             if self.own_end < self.log.end_offset:
                 self.flush()
 
@@ -221,7 +213,7 @@ class PartitionLog:
             raise
         finally:
             if log.end_offset > before:
-                self._grown(before, len(raw), began)
+                self._on_append(before, len(raw), began)
         return last
 
     def _not_written(self, error: RaftqError, others_were: bool) -> None:
@@ -250,7 +242,7 @@ class PartitionLog:
             self.producers.note(producer_id, producer_epoch, sequence, count, base, timestamp)
         if self.listeners:
             self.tail.put(base, log.end_offset, batch)
-        self._grown(before, len(batch), began)
+        self._on_append(before, len(batch), began)
         return base
 
     def _check_room(self) -> None:
@@ -276,7 +268,7 @@ class PartitionLog:
             self._home.failed(self.partition, failure)
             raise
 
-    def _grown(self, before: int, size: int, began: float) -> None:
+    def _on_append(self, before: int, size: int, began: float) -> None:
         log, counts = self.log, self.counts
         now = self._home.loop.time()
         counts.appended_records += log.end_offset - before
@@ -284,15 +276,13 @@ class PartitionLog:
         counts.appends += 1
         counts.append_s += now - began
         progress = self.progress
-        moved = progress.appended(log.end_offset, self.own_end, now)
+        progress.on_append(log.end_offset, self.own_end, now)
         for listener in self.listeners:
-            listener.grown(self)
+            listener.on_append(self)
         if self._syncs:
             self.flush()
-        if moved:
-            self.moved()
         if progress.followers:
-            self._home.touched(self.partition)
+            self._home.mark_active(self.partition)
         if log.segments.active.base_offset != self._saved_base:
             self._rolled()
 
@@ -309,14 +299,14 @@ class PartitionLog:
 
     def wait_for_all(self, end: int, timeout_ms: int, reply: T) -> "asyncio.Future[T]":
         """The reply, once all of the in-sync set have everything below `end`."""
-        self._home.touched(self.partition)
+        self._home.mark_active(self.partition)
         return self.for_all.add(end, self._home.loop.time() + timeout_ms / 1000, reply)
 
     def wait_for_sync(self, end: int, timeout_ms: int, reply: T) -> "asyncio.Future[T] | None":
         """The reply, once that is as durable here as the topic asks; None when it is already."""
         if not self._syncs or end <= self.log.flushed_offset:
             return None
-        self._home.touched(self.partition)
+        self._home.mark_active(self.partition)
         return self.for_sync.add(end, self._home.loop.time() + timeout_ms / 1000, reply)
 
     # Syncs
@@ -340,7 +330,7 @@ class PartitionLog:
             self._home.failed(self.partition, error)
             return
         flushed = self.log.flushed_offset
-        self._reached()
+        self._on_own_end()
         if self._front is not None and flushed >= self._front[1]:
             self._drop_front(self._front[0])
         if flushed < self.log.end_offset and (
@@ -354,15 +344,19 @@ class PartitionLog:
         is_copying = self.replica.role == "follower" and not self._current
         return self.log.flushed_offset < self._owed and not is_copying
 
-    def _reached(self) -> None:
+    def _on_own_end(self) -> None:
         """This copy counts up to `own_end` now. Whether the topic asks for syncs may have changed
         since the one began that is told of, so a follower says it in any case."""
         if self.replica.role == "leader":
             self.for_sync.release(self.own_end)
-            if self.progress.flushed(self.own_end):
-                self.moved()
+            self.progress.on_own_end(self.own_end)
         else:
-            self._home.reached(self)
+            self._report_end()
+
+    def _report_end(self) -> None:
+        """Have the leader learn that this follower's log ends further on now."""
+        if self.fetcher is not None:
+            self.fetcher.report_end(self)
 
     # The beginning of the log
 
@@ -384,17 +378,17 @@ class PartitionLog:
             return
         logger.info("partition=%s start_offset=%d freed=%d", self, offset, freed)
         for listener in self.listeners:
-            listener.readable(self)
+            listener.on_high_watermark(self)
 
     # Who waits
 
-    def moved(self) -> None:
+    def on_high_watermark(self) -> None:
         """The high watermark moved."""
         high_watermark = self.progress.high_watermark
         self.log.set_readable(high_watermark)
         self.for_all.release(high_watermark)
         for listener in self.listeners:
-            listener.readable(self)
+            listener.on_high_watermark(self)
         if self.readers:
             self.wake_readers()
 
@@ -417,23 +411,23 @@ class PartitionLog:
         self.for_sync.fail(error)
         self.tail.clear()
         for listener in list(self.listeners):
-            listener.ended(self)
+            listener.end_subscription(self)
         self.listeners.clear()
         self.wake_readers()
 
     # Followers of this leader
 
-    def end_disbelieved(self) -> None:
+    def end_outdated_subscriptions(self) -> None:
         """Of followers that are no replicas any more, or are so anew and have to say it again."""
         for listener in list(self.listeners):
-            if not listener.believed(self):
-                listener.ended(self)
+            if not listener.accepts_reports(self):
+                listener.end_subscription(self)
 
     def damaged(self, error: CorruptBatch) -> None:
         """Some reader met damage."""
         self._home.damaged(self, error)
 
-    def hand_over(self, listener: LogListener, bytes_max: int) -> tuple[list[Buffer], int]:
+    def hand_over(self, listener: "FollowerSession", bytes_max: int) -> tuple[list[Buffer], int]:
         """The next batches for a follower, from memory or file, and how many bytes they have."""
         offset = self.listeners[listener]
         log = self.log
@@ -450,13 +444,12 @@ class PartitionLog:
         self.tail.release(min(self.listeners.values()))
         return buffers, size
 
-    def progressed(self, node: int, incarnation: int, end_offset: int) -> None:
+    def on_progress(self, node: int, incarnation: int, end_offset: int) -> None:
         """A follower's log ends here now."""
         end_offset = min(end_offset, self.log.end_offset)
-        if self.progress.progressed(node, incarnation, end_offset, self._home.loop.time()):
-            self.moved()
+        self.progress.on_progress(node, incarnation, end_offset, self._home.loop.time())
         if node not in self.replica.decided.isr:
-            self._home.touched(self.partition)
+            self._home.mark_active(self.partition)
 
     # The follower writes
 
@@ -482,7 +475,7 @@ class PartitionLog:
             if self._syncs or self._must_pay:
                 self.flush()
             else:
-                self._home.reached(self)
+                self._report_end()
             if log.segments.active.base_offset != self._saved_base:
                 self._rolled()
         progress = self.progress

@@ -12,7 +12,7 @@ cluster's own topics.
 Nothing is led or followed before the metadata knows this incarnation of the node: until then
 (`start`) it may still be counted with data that it no longer has.
 
-What is looked at regularly are the partitions that have something open (`touched`), not all of
+What is looked at regularly are the partitions that have something open (`mark_active`), not all of
 them: an idle partition costs nothing.
 """
 
@@ -102,11 +102,11 @@ class Partitions:
         self._metadata = metadata
         self.disk_full = FullDisk(config, metadata, disk, spawn).found
         self._spawn = spawn
-        self._following: LeaderFetchers
+        self._fetchers: LeaderFetchers
         self._on_fatal: Callable[[BaseException], None]
         self._wall_ms: Callable[[], int]
         self.is_started = False
-        self._touched: dict[Partition, None] = {}
+        self._active: dict[Partition, None] = {}
         self._to_open: dict[Key, None] = {}
         self._opening = False
         self.opened = asyncio.Event()
@@ -116,7 +116,7 @@ class Partitions:
         self._proposals = IsrProposals(self._me, metadata, self)
         self._removals = Removals(self._me, metadata, disk, spawn)
         self._incarnation = 0
-        self._telling = EndReporter(self._me, metadata, self.find, spawn)
+        self._end_reports = EndReporter(self._me, metadata, self.find, spawn)
         self._alive: dict[int, int] = {}  # node -> incarnation
         times = config.replication
         # A follower without news asks again when its last request was answered with nothing.
@@ -136,15 +136,15 @@ class Partitions:
         self._wall_ms = wall_ms
         self._on_fatal = on_fatal
         self._incarnation = net.incarnation
-        self._following = LeaderFetchers(net, self._spawn, on_fatal)
+        self._fetchers = LeaderFetchers(net, self._spawn, on_fatal)
         self.syncer.on_failure = self._not_synced
         self._removals.start(on_fatal)
-        self._telling.incarnation = net.incarnation
+        self._end_reports.incarnation = net.incarnation
         self._refresh_alive()
         remove_deleted(self._disk, self._config.data_dir, self._metadata.state, self._me)
         self.is_started = True
         for topic in list(self._metadata.state.topics.values()):
-            self._look_at_topic(topic)
+            self._reconcile_topic(topic)
         self._metadata.subscribe(self._changed)
         self._tick_timer = self.loop.call_later(TICK_S, self._tick)
 
@@ -156,9 +156,9 @@ class Partitions:
         self._to_open.clear()
         if self._tick_timer is not None:
             self._tick_timer.cancel()
-        self._following.stop()
+        self._fetchers.stop()
         self._removals.stop()
-        self._telling.stop()
+        self._end_reports.stop()
         for partition in list(self.by_id.values()):
             try:
                 partition.close(clean)
@@ -167,7 +167,7 @@ class Partitions:
                 clean = False
         self.by_id.clear()
         self.by_name.clear()
-        self._touched.clear()
+        self._active.clear()
         return clean
 
     def set_cut_off(self, cut_off: bool) -> None:
@@ -223,7 +223,7 @@ class Partitions:
         if self._has_logs(topic_id):
             return
         # What was just decided may not have come here by way of the changes yet.
-        self._look_at_topic(self._known(topic))
+        self._reconcile_topic(self._known(topic))
         await self.opened.wait()
         if not self._has_logs(topic_id):
             raise DiskFull(f"no room for what makes topic {topic!r} a queue")
@@ -260,16 +260,16 @@ class Partitions:
             if nodes_changed:
                 self._refresh_alive()
             for change in changes:
-                self._take(change)
+                self._apply_change(change)
             if nodes_changed:
                 now = self.loop.time()
                 for partition in self.by_id.values():
-                    if partition.replica.role == "leader" and self._attend(partition, now):
-                        self.touched(partition)
+                    if partition.replica.role == "leader" and self._tick_partition(partition, now):
+                        self.mark_active(partition)
         except Exception as error:
             self._on_fatal(error)
 
-    def _take(self, change: Change) -> None:
+    def _apply_change(self, change: Change) -> None:
         state = self._metadata.state
         if isinstance(change, TopicDeleted):
             self.metrics.forget_topic(change.name)
@@ -282,18 +282,18 @@ class Partitions:
             if topic is None:
                 return
             if isinstance(change, TopicChanged):
-                self._look_at_topic(topic)
+                self._reconcile_topic(topic)
             else:
-                self._look_at(topic, change.partition)
+                self._reconcile(topic, change.partition)
 
-    def _look_at_topic(self, topic: TopicState) -> None:
+    def _reconcile_topic(self, topic: TopicState) -> None:
         for number in range(len(topic.partitions)):
             partition = self.by_id.get((topic.topic_id, number))
             if partition is not None and partition.config != topic.config:
                 partition.configure(topic.config)
-            self._look_at(topic, number)
+            self._reconcile(topic, number)
 
-    def _look_at(self, topic: TopicState, number: int) -> None:
+    def _reconcile(self, topic: TopicState, number: int) -> None:
         """Make the replica here be what the metadata says."""
         state = topic.partitions[number]
         key = (topic.topic_id, number)
@@ -304,7 +304,7 @@ class Partitions:
                 self._removals.add(partition.ref)
             return
         if partition is not None:
-            self._tell(partition, topic, state)
+            self._apply_decision(partition, topic, state)
         if partition is None or (topic.queued and not partition.is_queue):
             self._to_open[key] = None
             if not self._opening:
@@ -338,18 +338,20 @@ class Partitions:
             partition = self._open(topic, key[1])
         except DiskFull as error:
             logger.error("partition=%s/%d cannot be opened: %s", topic.name, key[1], error)
-            self.loop.call_later(DISK_FULL_S, self._look_again, key)
+            self.loop.call_later(DISK_FULL_S, self._reconcile_again, key)
             return
         if have:
             self._follow(partition, partition.logs[have:])
-        self._tell(partition, topic, topic.partitions[key[1]])
+        self._apply_decision(partition, topic, topic.partitions[key[1]])
 
-    def _look_again(self, key: Key) -> None:
+    def _reconcile_again(self, key: Key) -> None:
         topic = self._metadata.state.topic_by_id(key[0])
         if topic is not None and self.is_started:
-            self._look_at(topic, key[1])
+            self._reconcile(topic, key[1])
 
-    def _tell(self, partition: Partition, topic: TopicState, state: PartitionState) -> None:
+    def _apply_decision(
+        self, partition: Partition, topic: TopicState, state: PartitionState
+    ) -> None:
         before = partition.replica.decided
         decided = self._decided(topic, state)
         partition.decide(decided, self._me)
@@ -360,13 +362,13 @@ class Partitions:
             # Moved away and back: the leader knows nothing of this replica yet.
             self._follow(partition, partition.logs)
         self._begin_service(partition, topic)
-        self._telling.look_at(partition, state)
+        self._end_reports.check(partition, state)
 
     def _follow(self, partition: Partition, logs: Sequence[PartitionLog]) -> None:
         """Follow whoever leads, if that is another node."""
         leader = partition.replica.decided.leader
         for partition_log in logs:
-            self._following.follow(partition_log, leader if leader != self._me else None)
+            self._fetchers.follow(partition_log, leader if leader != self._me else None)
 
     def _begin_service(self, partition: Partition, topic: TopicState) -> None:
         """Have the logs owned while this node leads; those of a queue once all are open."""
@@ -444,24 +446,21 @@ class Partitions:
         ref = partition.ref
         if self.by_name.get((ref.topic, ref.number)) is partition:
             del self.by_name[ref.topic, ref.number]
-        self._touched.pop(partition, None)
+        self._active.pop(partition, None)
         for partition_log in partition.logs:
-            self._following.follow(partition_log, None)
+            self._fetchers.follow(partition_log, None)
         partition.close(clean=False)
         return ref
 
-    def heard(self, node: int) -> None:
+    def note_request(self, node: int) -> None:
         """A node asked for what it follows; it does so all the time, also when nothing is new."""
-        self._liveness.heard(node, self.loop.time())
+        self._liveness.note_request(node, self.loop.time())
 
     # What partitions tell
 
-    def touched(self, partition: Partition) -> None:
+    def mark_active(self, partition: Partition) -> None:
         if not partition.closed:
-            self._touched[partition] = None
-
-    def reached(self, partition_log: PartitionLog) -> None:
-        self._following.reached(partition_log)
+            self._active[partition] = None
 
     def damaged(self, partition_log: PartitionLog, error: BaseException) -> None:
         if self.on_damage is not None:
@@ -492,33 +491,33 @@ class Partitions:
             return
         now = self.loop.time()
         try:
-            self._listen(now)
-            for partition in list(self._touched):
-                if not self._attend(partition, now):
-                    del self._touched[partition]
+            self._check_liveness(now)
+            for partition in list(self._active):
+                if not self._tick_partition(partition, now):
+                    del self._active[partition]
         except Exception as error:
             self._on_fatal(error)
             return
         self._tick_timer = self.loop.call_later(TICK_S, self._tick)
 
-    def _listen(self, now: float) -> None:
+    def _check_liveness(self, now: float) -> None:
         """Attend to what is led for nodes that fell silent, though nothing may wait for them."""
-        if self._liveness.changed(self._alive, now):
+        if self._liveness.update(self._alive, now):
             for partition in self.by_id.values():
-                if partition.replica.role == "leader" and self._misses(partition):
-                    self.touched(partition)
+                if partition.replica.role == "leader" and self._has_unreachable_follower(partition):
+                    self.mark_active(partition)
 
-    def _misses(self, partition: Partition) -> bool:
-        return not self._liveness.silent.isdisjoint(partition.replica.followers)
+    def _has_unreachable_follower(self, partition: Partition) -> bool:
+        return not self._liveness.unreachable.isdisjoint(partition.replica.followers)
 
-    def _attend(self, partition: Partition, now: float) -> bool:
+    def _tick_partition(self, partition: Partition, now: float) -> bool:
         """Whether there is still something to attend to."""
         waits = partition.expire(now)
         replica = partition.replica
         if replica.role != "leader":
             return waits
-        if replica.should_resign(self._alive, now, self._liveness.silent):
+        if replica.should_resign(self._alive, now, self._liveness.unreachable):
             self.resign(partition, "no follower fetches here")
         elif (change := replica.next_change(self._alive, now)) is not None:
             self._spawn(self._proposals.change(partition, change))
-        return waits or replica.is_behind() or self._misses(partition)
+        return waits or replica.is_behind() or self._has_unreachable_follower(partition)

@@ -48,14 +48,19 @@ class FollowerProgress:
     """What the leader knows of one follower's copy of a log in this epoch and assignment."""
 
     __slots__ = (
-        "assignment", "caught_up_at", "end_offset", "heard_at", "incarnation", "target_at",
+        "assignment",
+        "caught_up_at",
+        "end_offset",
+        "incarnation",
+        "reported_at",
+        "target_at",
         "target_end",
     )  # fmt: skip
 
     def __init__(self, assignment: int, now: float) -> None:
         self.assignment = assignment
         # When it last told where its log ends.
-        self.heard_at = now
+        self.reported_at = now
         self.end_offset = UNKNOWN
         self.incarnation = UNKNOWN
         # When it last had everything the leader had. A new leader gives everyone the time to come.
@@ -103,11 +108,14 @@ NOTHING = Decided(-1, -1, None, (), (), (), 1)
 class LogProgress:
     """How far the copies of one log reach, here and at the followers.
 
-    A leader's is told of every change; of a follower's only `high_watermark` means something.
+    The leader reports every change to it. On a follower only `high_watermark` has a meaning.
+    `on_advance` is called each time the high watermark of a leader's log has moved, so no caller
+    can forget to pass that on.
     """
 
     __slots__ = (
-        "_counted", "_held", "epoch_start", "followers", "high_watermark", "log_end", "own_end",
+        "_counted", "_held", "epoch_start", "followers", "high_watermark", "log_end", "on_advance",
+        "own_end",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -118,6 +126,7 @@ class LogProgress:
         self.followers: dict[int, FollowerProgress] = {}
         self._counted: tuple[FollowerProgress, ...] = ()
         self._held = True
+        self.on_advance: Callable[[], None] | None = None
 
     def describe(self) -> str:
         ends = {node: one.end_offset for node, one in self.followers.items()}
@@ -153,25 +162,25 @@ class LogProgress:
 
     # Facts
 
-    def appended(self, log_end: int, own_end: int, now: float) -> bool:
-        """The leader's log grew; whether readers see more now."""
+    def on_append(self, log_end: int, own_end: int, now: float) -> None:
+        """Note that the leader's log has grown."""
         old_end, self.log_end = self.log_end, log_end
         for follower in self.followers.values():
             if follower.end_offset == old_end:
                 follower.caught_up_at = now
         self.own_end = own_end
-        return self.advance()
+        self.advance()
 
-    def flushed(self, own_end: int) -> bool:
-        """The leader's own copy counts up to here now; whether readers see more."""
+    def on_own_end(self, own_end: int) -> None:
+        """Note that the leader's own copy counts up to here now."""
         self.own_end = own_end
-        return self.advance()
+        self.advance()
 
-    def progressed(self, node: int, incarnation: int, end_offset: int, now: float) -> bool:
-        """A follower's log ends here; whether readers see more now."""
+    def on_progress(self, node: int, incarnation: int, end_offset: int, now: float) -> None:
+        """Note where a follower's log ends."""
         follower = self.followers.get(node)
         if follower is None:
-            return False
+            return
         if follower.incarnation != incarnation:
             follower.incarnation = incarnation
             follower.target_end = UNKNOWN
@@ -180,7 +189,7 @@ class LogProgress:
             # It had everything until now, though less may count since the topic asks for syncs.
             follower.caught_up_at = now
         follower.end_offset = end_offset
-        follower.heard_at = now
+        follower.reported_at = now
         if end_offset >= log_end:
             follower.caught_up_at = now
         elif follower.target_end != UNKNOWN and end_offset >= follower.target_end:
@@ -189,20 +198,20 @@ class LogProgress:
             follower.target_end = UNKNOWN
         if follower.target_end == UNKNOWN:
             follower.target_end, follower.target_at = log_end, now
-        return self.advance()
+        self.advance()
 
-    def advance(self) -> bool:
-        """Move the high watermark as far as the rules allow; whether it moved."""
+    def advance(self) -> None:
+        """Move the high watermark as far as the rules allow."""
         if self._held:
-            return False
+            return
         end = self.own_end
         for follower in self._counted:
             if follower.end_offset < end:
                 end = follower.end_offset
-        if end <= self.high_watermark:
-            return False
-        self.high_watermark = end
-        return True
+        if end > self.high_watermark:
+            self.high_watermark = end
+            if self.on_advance is not None:
+                self.on_advance()
 
     @property
     def old_epochs_replicated(self) -> bool:
@@ -229,13 +238,13 @@ class LogProgress:
         follower = self.followers[node]
         return follower.end_offset < self.log_end and follower.caught_up_at < since
 
-    def is_silent(self, node: int, since: float) -> bool:
+    def is_late_and_quiet(self, node: int, since: float) -> bool:
         """Whether this follower is late and has told nothing since then."""
-        return self.is_late(node, since) and self.is_unheard(node, since)
+        return self.is_late(node, since) and self.is_quiet(node, since)
 
-    def is_unheard(self, node: int, since: float) -> bool:
+    def is_quiet(self, node: int, since: float) -> bool:
         """Whether this follower has told nothing since then, though it may have nothing to tell."""
-        return self.followers[node].heard_at < since
+        return self.followers[node].reported_at < since
 
     def is_ready(self, node: int, incarnation: int) -> bool:
         """Whether this follower, if it is that process, may be let into the set."""
@@ -346,20 +355,19 @@ class Replica:
             progress.advance()
         return progress
 
-    def update(self, decided: Decided, now: float) -> list[int]:
-        """The same epoch with another set, or other replicas; the numbers of the logs of which
-        readers see more now."""
+    def update(self, decided: Decided, now: float) -> None:
+        """Take over another in-sync set, or other replicas, of the same epoch."""
         assert decided.epoch == self.decided.epoch, self.describe()
         if self._proposed is not None and decided.version > self._proposed.version:
             self._proposed = None
         self.decided = decided
         if self.role != "leader":
-            return []
+            return
         others = self._others()
         for progress in self.logs:
             progress.replicate_to(others, now)
         self._recount()
-        return self.advance()
+        self.advance()
 
     # The leader's facts
 
@@ -370,7 +378,7 @@ class Replica:
         found.pop(self._me, None)
         return found
 
-    def believes(self, node: int, epoch: int, assignment: int) -> bool:
+    def accepts_reports_of(self, node: int, epoch: int, assignment: int) -> bool:
         """Whether what a follower says in this epoch and under this assignment counts."""
         follower = self.data.followers.get(node)
         return (
@@ -390,9 +398,10 @@ class Replica:
         for progress in self.logs:
             progress.count(members, held)
 
-    def advance(self) -> list[int]:
-        """Move the high watermarks as far as the rules allow; the numbers of those that moved."""
-        return [number for number, progress in enumerate(self.logs) if progress.advance()]
+    def advance(self) -> None:
+        """Move the high watermarks as far as the rules allow."""
+        for progress in self.logs:
+            progress.advance()
 
     @property
     def old_epochs_replicated(self) -> bool:
@@ -476,16 +485,17 @@ class Replica:
         return data.is_waiting and not data.is_known(node) and data.is_late(node, since)
 
     def should_resign(
-        self, incarnations: Mapping[int, int], now: float, silent: Collection[int] = ()
+        self, incarnations: Mapping[int, int], now: float, unreachable: Collection[int] = ()
     ) -> bool:
-        """Whether the set cannot go on under this leader, but could under another one: all the
-        followers are alive and enough, and none of them has fetched for as long as one may lag.
+        """Report whether the set cannot go on under this leader, but could under another one.
 
-        A follower that has everything need not say anything about this partition. Whether it is
-        still there tells `silent`: nodes that have asked nothing of this one for as long. When all
-        of them are, clients may not get here, either, and then nothing will ever wait.
+        That is so when enough followers are alive and none of the live members of the set has
+        fetched for `lag_s`. A follower that has everything need not report anything about this
+        partition. `unreachable` has the nodes that have requested nothing at all from this node
+        for that long. When all members are unreachable, clients may not reach this node either,
+        and then no record would ever wait.
 
-        True once per that time; the answer comes with another epoch, or not at all.
+        True at most once per `lag_s`; the answer is another epoch, or nothing.
         """
         decided = self.decided
         floor = min(decided.min_insync, len(decided.replicas))
@@ -497,8 +507,8 @@ class Replica:
         if not counted or self._resigned_at > since:
             return False
         for node in counted:
-            late = any(one.is_silent(node, since) for one in self.logs)
-            if not late and not (node in silent and self.data.is_unheard(node, since)):
+            late = any(one.is_late_and_quiet(node, since) for one in self.logs)
+            if not late and not (node in unreachable and self.data.is_quiet(node, since)):
                 return False
         self._resigned_at = now
         return True
@@ -507,18 +517,18 @@ class Replica:
         """Whether those that the change lets in still count, because it may be decided."""
         return self._proposed is change
 
-    def answered(self, change: IsrChange, version: int) -> list[int]:
-        """The state machine has answered this very proposal, and `version` is what the metadata
-        here has since; the numbers of the logs of which readers see more now.
+    def end_proposal(self, change: IsrChange, version: int) -> None:
+        """Note that the state machine has answered this very proposal.
 
-        A newer version than that of the change may be what it brought. It comes through `update`,
-        and until then those that the change lets in count.
+        `version` is the version that the metadata here has since the answer. When it is newer than
+        that of the change, it may be the result of the change: it arrives through `update`, and
+        until then the nodes that the change lets in count.
         """
         if self._proposed is not change or version > change.version:
-            return []
+            return
         self._proposed = None
         self._recount()
-        return self.advance()
+        self.advance()
 
 
 def common_end(

@@ -283,7 +283,7 @@ class Upkeep:
     ) -> tuple[ReadReplicaReply, list[Buffer]]:
         """The handler of the other side."""
         partition = self._partitions.find((message.topic_id, message.partition))
-        partition_log = None if partition is None else partition.partition_log(message.log_number)
+        partition_log = None if partition is None else partition.log_of(message.log_number)
         if partition_log is None:
             raise UnknownPartition(f"no copy of {message.topic_id:x}/{message.partition} here")
         limit = partition_log.log.end_offset

@@ -196,7 +196,7 @@ def check_replicas(cluster: SimCluster) -> None:
             for replica in state.replicas:
                 node = cluster.nodes[replica].node
                 assert node is not None, f"node {replica} is down"
-                found = node.partitions.of(topic.name, number).partition_log(partition_log)
+                found = node.partitions.of(topic.name, number).log_of(partition_log)
                 assert found is not None, f"node {replica} has no {NAMES[partition_log]}"
                 logs[replica] = found.log
             _check_same(f"{topic.name}/{number} {NAMES[partition_log]}", logs)

@@ -148,7 +148,7 @@ async def _moves(cluster: SimCluster) -> list[str]:
         await asyncio.sleep(QUIET_S / 10)
         for node in cluster.nodes.values():
             if node.node is not None:
-                found = [str(one.ref) for one in node.node.partitions._touched]
+                found = [str(one.ref) for one in node.node.partitions._active]
                 touched.update(dict.fromkeys(f"{node.machine.name} {one}" for one in found))
     moving = []
     if consensus.commit_index != index:

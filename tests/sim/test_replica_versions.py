@@ -344,7 +344,7 @@ async def moved_away_from_its_leader(cluster: SimCluster, partitions: int) -> No
     assert consensus.commit_index == before, consensus.entries[before:]
     for node in cluster.nodes.values():
         assert node.node is not None
-        assert not [one for one in node.node.partitions._touched if one.closed]
+        assert not [one for one in node.node.partitions._active if one.closed]
 
 
 @pytest.mark.parametrize("partitions", [1, 10])
@@ -377,7 +377,7 @@ async def restarted_without_the_rest(cluster: SimCluster) -> None:
     await cluster.until("it has its role", lambda: copy.replica.role == "leader", 5)
     assert gone in copy.replica.decided.isr
     assert copy.replica.high_watermark == copy.log.end_offset == len(sending.acknowledged)
-    assert copy.read(0, 1 << 20)
+    assert copy.data.read(0, 1 << 20)
 
 
 def test_a_restarted_leader_serves_what_was_readable_before_it_has_heard_of_the_others() -> None:

@@ -46,8 +46,7 @@ class World:
     def spawn(self, work) -> None:  # type: ignore[no-untyped-def]
         self.tasks.append(self.loop.create_task(work))
 
-    def touched(self, partition: Partition) -> None: ...
-    def reached(self, partition_log: PartitionLog) -> None: ...
+    def mark_active(self, partition: Partition) -> None: ...
     def damaged(self, partition_log: PartitionLog, error: BaseException) -> None: ...
     def disk_full(self) -> None: ...
     def failed(self, partition: Partition, error: BaseException) -> None:
@@ -79,7 +78,7 @@ class World:
             one.epoch, one.version, one.leader, one.replicas, one.isr, one.assignments, 1
         )
         self.partition.decide(decided, 2)
-        self.telling.look_at(self.partition, one)
+        self.telling.check(self.partition, one)
 
     async def ended(self) -> None:
         await asyncio.gather(*self.tasks)
@@ -156,7 +155,7 @@ def test_a_copy_that_has_not_heard_of_the_question_tells_nothing() -> None:
     """It may still follow somebody, and grow."""
 
     async def body(world: World) -> None:
-        world.telling.look_at(world.partition, world.state)
+        world.telling.check(world.partition, world.state)
         await world.ended()
         assert world.told() == []
         world.look()

@@ -62,12 +62,10 @@ class World:
         self.metadata = metadata
         self.replica = Replica(1, 3.0, lambda node: True)
         self.ref = PartitionRef("t", 1, 0, "/data/t/0")
-        self.partition: Any = SimpleNamespace(
-            ref=self.ref, replica=self.replica, answered=self.replica.answered
-        )
-        self.touched: list[Any] = []
+        self.partition: Any = SimpleNamespace(ref=self.ref, replica=self.replica)
+        self.active: list[Any] = []
         home: Any = SimpleNamespace(
-            metrics=NodeMetrics(), is_started=True, touched=self.touched.append
+            metrics=NodeMetrics(), is_started=True, mark_active=self.active.append
         )
         self.proposals = IsrProposals(1, metadata, home)
 
@@ -78,7 +76,7 @@ class World:
         await self.metadata.propose(ChangeIsr(1, 0, 1, 1, 1, ((1, 11), (2, 22))))
         self.replica.lead(self.decided(), [(0, 0)], 0.0)
         for node in (2, 3):
-            self.replica.data.progressed(node, ALIVE[node], 0, 0.0)
+            self.replica.data.on_progress(node, ALIVE[node], 0, 0.0)
         change = self.replica.next_change(ALIVE, 1.0)
         assert change is not None
         assert change.joins == 1
@@ -135,7 +133,7 @@ def test_a_refusal_ends_a_proposal_when_nothing_newer_is_known() -> None:
         world.metadata.endings = [(False, FencedEpoch("node 3 is not alive"))]
         await world.proposals.change(world.partition, change)
         assert not world.replica.awaits(change)
-        assert world.touched == [world.partition]
+        assert world.active == [world.partition]
 
     asyncio.run(main())
 

@@ -44,8 +44,7 @@ class World:
         self.number = 0
         self.damages: list[int] = []
 
-    def touched(self, partition: Partition) -> None: ...
-    def reached(self, partition_log: PartitionLog) -> None: ...
+    def mark_active(self, partition: Partition) -> None: ...
     def damaged(self, partition_log: PartitionLog, error: BaseException) -> None:
         self.damages.append(partition_log.log.damaged[0].start)
 

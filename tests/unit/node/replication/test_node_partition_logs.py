@@ -116,7 +116,7 @@ class Cluster:
 
     def partition_log(self, node_id: int, number: int) -> PartitionLog | None:
         partition = self.nodes[node_id].partitions.by_name.get(("t", 0))
-        return None if partition is None else partition.partition_log(number)
+        return None if partition is None else partition.log_of(number)
 
     def is_whole(self, count: int = 3) -> bool:
         state = self.any.metadata.state.partition("t", 0)

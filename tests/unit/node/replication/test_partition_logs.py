@@ -56,12 +56,13 @@ class Home:
         self.disk = SimDisk()
         self.config = config
         self.failures: list[BaseException] = []
-        self.reaches: list[PartitionLog] = []
+        self.reports: list[PartitionLog] = []
         self.node = node
         self.ref = PartitionRef("t", 7, 0, "/p")
         log, producers = self.open(DATA)
         replica = Replica(node, 3.0, lambda one: True)
         self.partition = Partition(self.ref, log, producers, replica, self)
+        self.partition.data.fetcher = self  # type: ignore[assignment]
         self.partition.configure(config)  # type: ignore[arg-type]
         self.syncer.add(log)
         if logs > 1:
@@ -73,7 +74,7 @@ class Home:
     def enable(self) -> None:
         for number in (LEDGER, DELAYS):
             log, producers = self.open(number)
-            self.partition.open_log(log, producers)
+            self.partition.open_log(log, producers).fetcher = self  # type: ignore[assignment]
             self.syncer.add(log)
 
     def decide(self, epoch: int, leader: int | None, **changes: object) -> None:
@@ -81,9 +82,9 @@ class Home:
             Decided(epoch, 1, leader, (1, 2), (1, 2), (1, 1), 2, **changes), self.node
         )  # type: ignore[arg-type]
 
-    def touched(self, partition: Partition) -> None: ...
-    def reached(self, partition_log: PartitionLog) -> None:
-        self.reaches.append(partition_log)
+    def mark_active(self, partition: Partition) -> None: ...
+    def report_end(self, partition_log: PartitionLog) -> None:
+        self.reports.append(partition_log)
 
     def damaged(self, partition_log: PartitionLog, error: BaseException) -> None: ...
     def disk_full(self) -> None: ...
@@ -287,7 +288,7 @@ def test_an_epoch_that_ends_unsettled_says_so() -> None:
         world.leader.decide(3, None)
         with pytest.raises(NotLeader):
             await old_epochs_replicated
-        assert not world.leader.partition.readers
+        assert not world.leader.partition.data.readers
 
     run(scenario)
 
@@ -462,10 +463,10 @@ def test_with_fsync_always_a_log_counts_when_it_is_on_disk() -> None:
         parked = world.subscribe(LEDGER)
         ledger.append(encode([b"x"]))
         world.take(parked)
-        assert not world.follower.reaches
+        assert not world.follower.reports
         waiting = ledger.replicated(1)
         await world.sync()
-        assert world.follower.reaches == [world.follower.partition.ledger]
+        assert world.follower.reports == [world.follower.partition.ledger]
         world.progress(LEDGER)
         assert waiting.done()
 

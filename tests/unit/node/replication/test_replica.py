@@ -30,28 +30,32 @@ def leader(end: int = 0, now: float = 0.0, **changes: object) -> Replica:
     return replica
 
 
-def grow(replica: Replica, old: int, new: int, now: float = 0.0) -> bool:
+def grow(replica: Replica, old: int, new: int, now: float = 0.0) -> None:
     assert replica.data.log_end == old
-    return replica.data.appended(new, new, now)
+    replica.data.on_append(new, new, now)
 
 
 def test_the_high_watermark_is_the_smallest_end_of_the_set() -> None:
     replica = leader()
-    assert not grow(replica, 0, 10)
-    assert not replica.data.progressed(2, 22, 10, 0.1)
+    seen: list[int] = []
+    replica.data.on_advance = lambda: seen.append(replica.high_watermark)
+    grow(replica, 0, 10)
+    replica.data.on_progress(2, 22, 10, 0.1)
     assert replica.high_watermark == 0
-    assert replica.data.progressed(3, 33, 7, 0.1)
+    replica.data.on_progress(3, 33, 7, 0.1)
     assert replica.high_watermark == 7
-    assert replica.data.progressed(3, 33, 10, 0.2)
+    replica.data.on_progress(3, 33, 10, 0.2)
     assert replica.high_watermark == 10
+    replica.data.on_progress(3, 33, 10, 0.3)
+    assert seen == [7, 10], "each move is passed on once"
 
 
 def test_a_member_not_heard_of_in_this_epoch_holds_the_high_watermark() -> None:
     replica = leader(end=10)
-    replica.data.progressed(2, 22, 10, 0.1)
+    replica.data.on_progress(2, 22, 10, 0.1)
     assert replica.high_watermark == 0
     assert not replica.old_epochs_replicated
-    replica.data.progressed(3, 33, 10, 0.1)
+    replica.data.on_progress(3, 33, 10, 0.1)
     assert replica.high_watermark == 10
     assert replica.old_epochs_replicated
 
@@ -65,22 +69,22 @@ def test_the_high_watermark_stands_while_the_set_is_smaller_than_min_insync() ->
 
 def test_one_replica_alone_makes_everything_readable_at_once() -> None:
     replica = leader(replicas=(1,), isr=(1,), min_insync=1)
-    assert grow(replica, 0, 10)
+    grow(replica, 0, 10)
     assert replica.high_watermark == 10
 
 
 def test_a_follower_that_is_let_in_counts_from_the_proposal_on() -> None:
     replica = leader(isr=(1, 2))
     grow(replica, 0, 10)
-    replica.data.progressed(2, 22, 10, 0.1)
-    replica.data.progressed(3, 33, 10, 0.1)
+    replica.data.on_progress(2, 22, 10, 0.1)
+    replica.data.on_progress(3, 33, 10, 0.1)
     change = replica.next_change(ALIVE, 0.2)
     assert change is not None
     assert change.members == ((1, 11), (2, 22), (3, 33))
     grow(replica, 10, 20, 0.3)
-    replica.data.progressed(2, 22, 20, 0.4)
+    replica.data.on_progress(2, 22, 20, 0.4)
     assert replica.high_watermark == 10, "node 3 may be in the set already, and has only 10"
-    replica.data.progressed(3, 33, 20, 0.5)
+    replica.data.on_progress(3, 33, 20, 0.5)
     assert replica.high_watermark == 20
 
 
@@ -88,14 +92,14 @@ def test_a_proposal_of_unknown_outcome_goes_on_to_count() -> None:
     replica = leader(isr=(1, 2))
     grow(replica, 0, 10)
     for node in (2, 3):
-        replica.data.progressed(node, ALIVE[node], 10, 0.1)
+        replica.data.on_progress(node, ALIVE[node], 10, 0.1)
     change = replica.next_change(ALIVE, 0.2)
     assert change is not None
     assert replica.awaits(change)
     grow(replica, 10, 20)
-    replica.data.progressed(2, 22, 20, 0.4)
+    replica.data.on_progress(2, 22, 20, 0.4)
     assert replica.high_watermark == 10
-    assert replica.answered(change, change.version) == [0], "it was refused"
+    replica.end_proposal(change, change.version)  # it was refused
     assert not replica.awaits(change)
     assert replica.high_watermark == 20
 
@@ -105,12 +109,12 @@ def test_an_answer_that_came_with_a_newer_version_ends_nothing_before_that_versi
     replica = leader(isr=(1, 2))
     grow(replica, 0, 10)
     for node in (2, 3):
-        replica.data.progressed(node, ALIVE[node], 10, 0.1)
+        replica.data.on_progress(node, ALIVE[node], 10, 0.1)
     change = replica.next_change(ALIVE, 0.2)
     assert change is not None
     grow(replica, 10, 20)
-    replica.data.progressed(2, 22, 20, 0.4)
-    assert replica.answered(change, change.version + 1) == []
+    replica.data.on_progress(2, 22, 20, 0.4)
+    replica.end_proposal(change, change.version + 1)
     assert replica.awaits(change)
     assert replica.high_watermark == 10
     replica.update(decided(version=2, isr=(1, 2, 3)), 0.5)
@@ -123,11 +127,11 @@ def test_what_a_follower_said_under_another_assignment_counts_for_nothing() -> N
     replica = leader(isr=(1, 2, 3))
     grow(replica, 0, 10)
     for node in (2, 3):
-        replica.data.progressed(node, ALIVE[node], 10, 0.1)
-    assert replica.believes(3, 5, 1)
+        replica.data.on_progress(node, ALIVE[node], 10, 0.1)
+    assert replica.accepts_reports_of(3, 5, 1)
     replica.update(decided(version=4, isr=(1, 2), assignments=(1, 1, 4)), 0.2)
-    assert not replica.believes(3, 5, 1)
-    assert replica.believes(3, 5, 4)
+    assert not replica.accepts_reports_of(3, 5, 1)
+    assert replica.accepts_reports_of(3, 5, 4)
     assert not replica.data.is_known(3)
     assert replica.data.is_known(2), "nothing changed for node 2"
     assert replica.next_change(ALIVE, 0.3) is None, "node 3 has told nothing for this assignment"
@@ -138,8 +142,8 @@ def test_a_member_of_which_less_counts_than_before_is_not_late_at_once() -> None
     replica = leader()
     grow(replica, 0, 10)
     for node in (2, 3):
-        replica.data.progressed(node, ALIVE[node], 10, 0.1)
-    replica.data.progressed(2, 22, 4, 100.0)
+        replica.data.on_progress(node, ALIVE[node], 10, 0.1)
+    replica.data.on_progress(2, 22, 4, 100.0)
     assert replica.next_change(ALIVE, 100.1) is None
     assert replica.next_change(ALIVE, 100.0 + LAG_S + 0.1) is not None
 
@@ -152,17 +156,17 @@ def test_a_follower_that_says_the_same_again_after_a_long_rest_is_not_late() -> 
     replica = leader()
     grow(replica, 0, 10)
     for node in (2, 3):
-        replica.data.progressed(node, ALIVE[node], 10, 0.1)
+        replica.data.on_progress(node, ALIVE[node], 10, 0.1)
     grow(replica, 10, 20, 100.0)
-    replica.data.progressed(2, 22, 10, 100.1)
-    replica.data.progressed(3, 33, 20, 100.1)
+    replica.data.on_progress(2, 22, 10, 100.1)
+    replica.data.on_progress(3, 33, 20, 100.1)
     assert replica.next_change(ALIVE, 100.2) is None
 
 
 def test_a_closed_replica_has_no_role_and_proposes_nothing() -> None:
     replica = leader(isr=(1, 2))
     for node in (2, 3):
-        replica.data.progressed(node, ALIVE[node], 0, 0.1)
+        replica.data.on_progress(node, ALIVE[node], 0, 0.1)
     change = replica.next_change(ALIVE, 0.2)
     assert change is not None
     replica.close()
@@ -174,12 +178,12 @@ def test_a_closed_replica_has_no_role_and_proposes_nothing() -> None:
 def test_a_member_that_is_put_out_counts_until_that_is_decided() -> None:
     replica = leader()
     grow(replica, 0, 10)
-    replica.data.progressed(2, 22, 10, 0.1)
+    replica.data.on_progress(2, 22, 10, 0.1)
     change = replica.next_change({1: 11, 2: 22}, 0.2)
     assert change is not None
     assert change.members == ((1, 11), (2, 22))
     assert replica.high_watermark == 0
-    assert replica.update(decided(version=2, isr=(1, 2)), 0.3)
+    replica.update(decided(version=2, isr=(1, 2)), 0.3)
     assert replica.high_watermark == 10
 
 
@@ -192,15 +196,15 @@ def test_a_follower_that_keeps_up_with_a_busy_leader_is_never_late() -> None:
         grow(replica, end, end + 100, now)
         end += 100
         for node in (2, 3):
-            replica.data.progressed(node, ALIVE[node], end - 50, now)
+            replica.data.on_progress(node, ALIVE[node], end - 50, now)
         assert replica.next_change(ALIVE, now) is None
 
 
 def test_a_follower_that_stands_still_is_put_out_after_the_lag() -> None:
     replica = leader()
-    replica.data.progressed(3, 33, 0, 0.1)
+    replica.data.on_progress(3, 33, 0, 0.1)
     grow(replica, 0, 10, 1.0)
-    replica.data.progressed(2, 22, 10, 1.1)
+    replica.data.on_progress(2, 22, 10, 1.1)
     assert replica.next_change(ALIVE, LAG_S) is None
     change = replica.next_change(ALIVE, 1.0 + LAG_S + 0.1)
     assert change is not None
@@ -211,7 +215,7 @@ def test_an_idle_follower_that_has_everything_is_not_late_however_long_it_is_sil
     replica = leader()
     grow(replica, 0, 10, 1.0)
     for node in (2, 3):
-        replica.data.progressed(node, ALIVE[node], 10, 1.1)
+        replica.data.on_progress(node, ALIVE[node], 10, 1.1)
     assert replica.next_change(ALIVE, 10_000.0) is None
     grow(replica, 10, 20, 10_000.0)
     assert replica.next_change(ALIVE, 10_001.0) is None
@@ -242,7 +246,7 @@ def test_a_leader_that_some_follower_fetches_from_stays(speaks: int) -> None:
     grow(replica, 0, 1000, 0.1)
     for step in range(1, 80):
         now = step / 10
-        replica.data.progressed(speaks, ALIVE[speaks], step, now)  # slowly, and always behind
+        replica.data.on_progress(speaks, ALIVE[speaks], step, now)  # slowly, and always behind
         assert not replica.should_resign(ALIVE, now)
 
 
@@ -250,7 +254,7 @@ def test_a_leader_that_nobody_talks_to_resigns_though_nothing_waits() -> None:
     """Clients may not get here, either; then nothing would ever wait."""
     replica = leader()
     for node in (2, 3):
-        replica.data.progressed(node, ALIVE[node], 0, 0.1)
+        replica.data.on_progress(node, ALIVE[node], 0, 0.1)
     assert not replica.should_resign(ALIVE, 3.0, {2, 3}), "they were heard in this epoch"
     assert not replica.should_resign(ALIVE, 3.2, {2}), "one of them talks about something else"
     assert replica.should_resign(ALIVE, 3.2, {2, 3})
@@ -259,9 +263,9 @@ def test_a_leader_that_nobody_talks_to_resigns_though_nothing_waits() -> None:
 
 def test_a_leader_with_one_late_and_one_silent_follower_resigns() -> None:
     replica = leader()
-    replica.data.progressed(3, 33, 0, 0.1)
+    replica.data.on_progress(3, 33, 0, 0.1)
     grow(replica, 0, 10, 1.0)
-    replica.data.progressed(2, 22, 10, 1.1)
+    replica.data.on_progress(2, 22, 10, 1.1)
     assert not replica.should_resign(ALIVE, 4.2), "one has everything, so nothing is said"
     assert replica.should_resign(ALIVE, 4.2, {2, 3})
 
@@ -269,7 +273,7 @@ def test_a_leader_with_one_late_and_one_silent_follower_resigns() -> None:
 def test_a_leader_without_anything_that_waits_stays() -> None:
     replica = leader()
     for node in (2, 3):
-        replica.data.progressed(node, ALIVE[node], 0, 0.1)
+        replica.data.on_progress(node, ALIVE[node], 0, 0.1)
     assert not replica.should_resign(ALIVE, 100.0)
 
 
@@ -306,7 +310,7 @@ def test_a_member_that_never_came_to_a_new_leader_is_put_out_sooner_when_records
     2. It is put out after a part of the lag: whoever wrote has waited for the last leader already.
     """
     replica = leader(end=10)
-    replica.data.progressed(2, 22, 10, 0.1)
+    replica.data.on_progress(2, 22, 10, 0.1)
     assert replica.next_change(ALIVE, LAG_S * ABSENT_LAG_SHARE) is None
     change = replica.next_change(ALIVE, LAG_S * ABSENT_LAG_SHARE + 0.1)
     assert change is not None
@@ -315,14 +319,14 @@ def test_a_member_that_never_came_to_a_new_leader_is_put_out_sooner_when_records
 
 def test_a_member_that_came_has_all_the_time_to_catch_up() -> None:
     replica = leader(end=10)
-    replica.data.progressed(2, 22, 10, 0.1)
-    replica.data.progressed(3, 33, 4, 0.1)
+    replica.data.on_progress(2, 22, 10, 0.1)
+    replica.data.on_progress(3, 33, 4, 0.1)
     assert replica.next_change(ALIVE, LAG_S - 0.1) is None
 
 
 def test_a_member_that_never_came_is_not_hurried_when_nothing_waits() -> None:
     replica = leader()
-    replica.data.progressed(2, 22, 0, 0.1)
+    replica.data.on_progress(2, 22, 0, 0.1)
     assert replica.next_change(ALIVE, LAG_S - 0.1) is None
 
 
@@ -342,10 +346,10 @@ def test_a_late_but_living_member_is_kept_before_a_dead_one() -> None:
 def test_a_restarted_follower_is_let_in_only_under_its_new_incarnation() -> None:
     replica = leader(isr=(1, 2))
     grow(replica, 0, 10)
-    replica.data.progressed(2, 22, 10, 0.1)
-    replica.data.progressed(3, 33, 10, 0.1)
+    replica.data.on_progress(2, 22, 10, 0.1)
+    replica.data.on_progress(3, 33, 10, 0.1)
     assert replica.next_change({**ALIVE, 3: 99}, 0.2) is None
-    replica.data.progressed(3, 99, 10, 0.3)
+    replica.data.on_progress(3, 99, 10, 0.3)
     change = replica.next_change({**ALIVE, 3: 99}, 0.4)
     assert change is not None
     assert (3, 99) in change.members
@@ -354,7 +358,7 @@ def test_a_restarted_follower_is_let_in_only_under_its_new_incarnation() -> None
 def test_a_follower_is_not_let_in_before_it_has_what_the_epoch_began_with() -> None:
     """The new leader's own high watermark may be older than what was acknowledged before."""
     replica = leader(end=50, isr=(1, 2))
-    replica.data.progressed(3, 33, 20, 0.1)
+    replica.data.on_progress(3, 33, 20, 0.1)
     assert replica.high_watermark == 0
     assert replica.next_change(ALIVE, 0.2) is None
 

@@ -34,7 +34,7 @@ def leader(*ends: int, **changes: object) -> Replica:
 
 def tell(replica: Replica, node: int, *ends: int, now: float = 0.1) -> None:
     for progress, end in zip(replica.logs, ends, strict=False):
-        progress.progressed(node, ALIVE[node], end, now)
+        progress.on_progress(node, ALIVE[node], end, now)
 
 
 def watermarks(replica: Replica) -> list[int]:
@@ -44,7 +44,7 @@ def watermarks(replica: Replica) -> list[int]:
 def test_every_log_has_its_own_high_watermark() -> None:
     replica = leader(0, 0, 0)
     for progress in replica.logs:
-        progress.appended(10, 10, 0.1)
+        progress.on_append(10, 10, 0.1)
     tell(replica, 2, 10, 4, 10)
     tell(replica, 3, 7, 10)
     assert watermarks(replica) == [7, 4, 0], "node 3 has not said anything of the third"
@@ -54,7 +54,7 @@ def test_every_log_has_its_own_high_watermark() -> None:
 
 def test_a_follower_is_let_in_when_it_is_ready_in_every_log() -> None:
     replica = leader(0, 5, 0, isr=(1, 2))
-    replica.data.appended(10, 10, 0.1)
+    replica.data.on_append(10, 10, 0.1)
     tell(replica, 2, 10, 5, 0)
     assert watermarks(replica) == [10, 5, 0]
     tell(replica, 3, 10)
@@ -72,7 +72,7 @@ def test_whoever_is_let_in_counts_in_every_log_from_the_proposal_on() -> None:
     tell(replica, 2, 0, 0)
     tell(replica, 3, 0, 0)
     assert replica.next_change(ALIVE, 0.2) is not None
-    replica.logs[1].appended(4, 4, 0.3)
+    replica.logs[1].on_append(4, 4, 0.3)
     tell(replica, 2, 0, 4)
     assert watermarks(replica) == [0, 0], "node 3 may be elected by now"
     tell(replica, 3, 0, 4)
@@ -85,16 +85,15 @@ def test_a_follower_that_is_late_in_one_log_is_put_out(partition_log: int) -> No
     for node in (2, 3):
         tell(replica, node, 0, 0, 0)
     assert not replica.is_behind()
-    replica.logs[partition_log].appended(10, 10, 1.0)
-    replica.logs[partition_log].progressed(2, 22, 10, 1.1)
+    replica.logs[partition_log].on_append(10, 10, 1.0)
+    replica.logs[partition_log].on_progress(2, 22, 10, 1.1)
     assert replica.is_behind()
     assert replica.next_change(ALIVE, LAG_S) is None
     change = replica.next_change(ALIVE, 1.0 + LAG_S + 0.1)
     assert change is not None
     assert [node for node, _ in change.members] == [1, 2]
     assert watermarks(replica)[partition_log] == 0
-    moved = replica.update(decided(version=2, isr=(1, 2)), 5.0)
-    assert moved == [partition_log]
+    replica.update(decided(version=2, isr=(1, 2)), 5.0)
     assert watermarks(replica)[partition_log] == 10
 
 
@@ -104,11 +103,11 @@ def test_a_restarted_follower_is_ready_only_in_the_logs_it_has_spoken_of_since()
     tell(replica, 2, 10, 10)
     tell(replica, 3, 10, 10)
     again = {**ALIVE, 3: 99}
-    replica.logs[0].progressed(3, 99, 10, 0.2)
+    replica.logs[0].on_progress(3, 99, 10, 0.2)
     assert replica.next_change(again, 0.3) is None
-    replica.logs[1].progressed(3, 99, 8, 0.3)
+    replica.logs[1].on_progress(3, 99, 8, 0.3)
     assert replica.next_change(again, 0.4) is None
-    replica.logs[1].progressed(3, 99, 10, 0.4)
+    replica.logs[1].on_progress(3, 99, 10, 0.4)
     change = replica.next_change(again, 0.5)
     assert change is not None
     assert (3, 99) in change.members
@@ -122,7 +121,7 @@ def test_a_log_may_be_opened_while_the_partition_is_led() -> None:
     ledger = replica.open_log(0, 0, 100.0)
     assert list(ledger.followers) == [2, 3]
     assert ledger.old_epochs_replicated
-    ledger.appended(3, 3, 100.0)
+    ledger.on_append(3, 3, 100.0)
     tell(replica, 2, 10, 3, now=100.1)
     assert watermarks(replica) == [10, 0]
     assert replica.next_change(ALIVE, 100.0 + LAG_S - 0.1) is None, "everyone gets the time to come"
@@ -136,7 +135,8 @@ def test_a_log_that_a_follower_opens_counts_once_it_leads() -> None:
     replica.follow(decided(epoch=4, leader=2))
     ledger = replica.open_log(7, 7, 0.0)
     assert not ledger.followers
-    assert not ledger.advance()
+    ledger.advance()
+    assert ledger.high_watermark == 0
     replica.lead(decided(), [(5, 5), (7, 7)], 1.0)
     assert (ledger.epoch_start, ledger.log_end) == (7, 7)
     assert not ledger.old_epochs_replicated
@@ -150,8 +150,9 @@ def test_a_log_that_a_follower_opens_counts_once_it_leads() -> None:
 def test_all_high_watermarks_stand_while_the_set_is_too_small() -> None:
     replica = leader(0, 0, isr=(1,))
     for progress in replica.logs:
-        assert not progress.appended(10, 10, 0.1)
-    assert replica.update(decided(version=2, isr=(1,), min_insync=1), 0.2) == [0, 1]
+        progress.on_append(10, 10, 0.1)
+    assert watermarks(replica) == [0, 0]
+    replica.update(decided(version=2, isr=(1,), min_insync=1), 0.2)
     assert watermarks(replica) == [10, 10]
 
 
@@ -167,12 +168,12 @@ def test_whoever_may_be_elected_has_everything_readable_of_every_log(seed: int) 
         what = rng.randrange(8)
         if what < 2:
             progress = rng.choice(replica.logs)
-            progress.appended(progress.log_end + 1, progress.log_end + 1, now)
+            progress.on_append(progress.log_end + 1, progress.log_end + 1, now)
         elif what < 6:
             node, partition_log = rng.choice((2, 3)), rng.randrange(3)
             end = replica.logs[partition_log].log_end
             have[node][partition_log] = rng.randint(have[node][partition_log], end)
-            replica.logs[partition_log].progressed(
+            replica.logs[partition_log].on_progress(
                 node, alive[node], have[node][partition_log], now
             )
         elif what == 6 and rng.random() < 0.2:
@@ -186,7 +187,7 @@ def test_whoever_may_be_elected_has_everything_readable_of_every_log(seed: int) 
             if rng.random() < 0.7:
                 isr, version = tuple(node for node, _ in change.members), version + 1
                 replica.update(decided(version=version, isr=isr), now)
-            replica.answered(change, version)
+            replica.end_proposal(change, version)
         for node in isr:
             if node != 1:
                 readable = [progress.high_watermark for progress in replica.logs]

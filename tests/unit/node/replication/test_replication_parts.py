@@ -272,7 +272,7 @@ def test_a_follower_whose_log_fails_while_it_is_cut_says_so() -> None:
         def cut() -> None:
             fetcher.want(partition_log)  # type: ignore[arg-type]
             fetcher._subscribed[partition_log.key] = 2, 1
-            fetcher._take(Replicated(7, 0, 2, "truncate", offset=1, assignment=1), memoryview(b""))
+            fetcher._apply(Replicated(7, 0, 2, "truncate", offset=1, assignment=1), memoryview(b""))
 
         disk.full_overwrites = True
         cut()
