@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None, launch: Launch = launch) -> int:
     try:
         if options.die_with is not None:
             die_with(options.die_with)
-        pairs = [one.partition("=") for one in options.set]
+        pairs = [pair.partition("=") for pair in options.set]
         wrong = [name for name, equals, _ in pairs if not name or not equals]
         if wrong:
             raise ConfigError(f"--set {wrong[0]}: not NAME=VALUE")

@@ -189,7 +189,7 @@ class Node:
             )
         raft = ConsensusConfig(
             node_id=str(config.node_id),
-            voters={str(one): address for one, address in config.voters.items()},
+            voters={str(voter): address for voter, address in config.voters.items()},
             directory=f"{config.data_dir}/raft",
             secret=config.secret,
             cluster=config.cluster_id,

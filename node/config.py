@@ -106,7 +106,9 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         wrong = [
-            f"{one.name} must be at least 1" for one in fields(self) if getattr(self, one.name) < 1
+            f"{setting.name} must be at least 1"
+            for setting in fields(self)
+            if getattr(self, setting.name) < 1
         ]
         if self.version_min > self.version_max:
             wrong.append("version_min is over version_max")
@@ -266,9 +268,9 @@ class NodeConfig:
             yield from _reachable(f"seeds[{number}]", text)
         if len(set(self.voters.values())) != len(self.voters):
             yield "voters must have different addresses"
-        for one in self.voters:
-            if not 0 <= one <= NODE_ID_MAX:
-                yield f"voters.{one} is no node id"
+        for voter in self.voters:
+            if not 0 <= voter <= NODE_ID_MAX:
+                yield f"voters.{voter} is no node id"
 
     def _relations(self) -> Iterator[str]:
         count = len(self.voters)
@@ -279,10 +281,16 @@ class NodeConfig:
             yield "raft.port must not be 0: the other voters are told it in advance"
         if not alone and not self.is_voter and not self.seeds:
             yield f"seeds must be set: node {self.node_id} is not one of the voters"
-        used = [one for one in (self.native, self.http, self.raft) if one is not None and one.port]
+        used = [
+            address
+            for address in (self.native, self.http, self.raft)
+            if address is not None and address.port
+        ]
         if len(set(used)) != len(used):
             yield "native, http and raft must have different addresses"
-        yield from (one.replace("times.", "raft_times.") for one in self.raft_times.problems())
+        yield from (
+            problem.replace("times.", "raft_times.") for problem in self.raft_times.problems()
+        )
         if self.heartbeat_ms * 2 >= self.controller.lease_ms:
             yield (
                 f"heartbeat_ms {self.heartbeat_ms} must be below half of "

@@ -65,7 +65,7 @@ def load_config(
         _merge(tree, source)
     _read_secret(tree, problems)
     values = _read(NodeConfig, tree, "", problems)
-    needed = [one.name for one in fields(NodeConfig) if _is_needed(one)]
+    needed = [setting.name for setting in fields(NodeConfig) if _is_needed(setting)]
     problems += [f"{name} is missing" for name in needed if name not in tree]
     return _finish(values, problems)
 
@@ -83,8 +83,8 @@ def _finish(values: dict[str, Any], problems: list[str]) -> NodeConfig:
     return config
 
 
-def _is_needed(one: "Field[Any]") -> bool:
-    return one.default is MISSING and one.default_factory is MISSING
+def _is_needed(setting: "Field[Any]") -> bool:
+    return setting.default is MISSING and setting.default_factory is MISSING
 
 
 def _from_file(path: str) -> Tree:
@@ -161,7 +161,7 @@ def _address_tree(given: GivenValue) -> Tree | None:
         address = Address.parse(given.value)
     except ConfigError:
         return None
-    host, port = (GivenValue(one, given.source, False) for one in (address.host, address.port))
+    host, port = (GivenValue(part, given.source, False) for part in (address.host, address.port))
     return {"host": host, "port": port}
 
 
@@ -192,7 +192,7 @@ def _read_secret(tree: Tree, problems: list[str]) -> None:
 @cache
 def _known(kind: type) -> dict[str, Any]:
     hints = get_type_hints(kind)
-    return {one.name: hints[one.name] for one in fields(kind)}
+    return {setting.name: hints[setting.name] for setting in fields(kind)}
 
 
 def _read(kind: type, tree: Tree, path: str, problems: list[str]) -> dict[str, Any]:
@@ -253,7 +253,9 @@ def _part(kind: type, item: "GivenValue | Tree", where: str, problems: list[str]
     try:
         return kind(**values)
     except ConfigError as error:
-        problems += [f"{where}.{one}" for one in str(error).removeprefix(f"{where}: ").split("; ")]
+        problems += [
+            f"{where}.{problem}" for problem in str(error).removeprefix(f"{where}: ").split("; ")
+        ]
     except TypeError as error:
         if len(problems) == count:
             raise ConfigError(f"{where}: {error}") from None
@@ -277,11 +279,12 @@ def _address(item: GivenValue, where: str) -> Address:
 def _voters(item: "GivenValue | Tree", where: str) -> dict[int, str]:
     if isinstance(item, dict):
         pairs = [
-            (name, one.value if isinstance(one, GivenValue) else one) for name, one in item.items()
+            (name, value.value if isinstance(value, GivenValue) else value)
+            for name, value in item.items()
         ]
     elif isinstance(item.value, str):
-        parts = [one for one in item.value.split(",") if one.strip()]
-        pairs = [(name, address) for name, _, address in (one.partition("=") for one in parts)]
+        parts = [part for part in item.value.split(",") if part.strip()]
+        pairs = [(name, address) for name, _, address in (part.partition("=") for part in parts)]
     else:
         raise ConfigError(f"{where} is {item.value!r}, not a table of node id and host:port")
     found: dict[int, str] = {}
@@ -344,8 +347,8 @@ def _bytes(item: GivenValue, where: str) -> bytes:
 def _strings(item: GivenValue, where: str) -> tuple[str, ...]:
     value = item.value
     if isinstance(value, str):
-        value = [one.strip() for one in value.split(",") if one.strip()]
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        value = [item.strip() for item in value.split(",") if item.strip()]
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ConfigError(f"{where} is {item.value!r}, not a list of texts")
     return tuple(value)
 

@@ -79,7 +79,7 @@ class Facts:
         registered = me is not None and me.alive and me.incarnation == node.incarnation
         controller = node.metadata.controller
         free = node.disk.free_bytes(node.config.data_dir)
-        waiting = [one for one in node.partitions if one.replica.role == "idle"]
+        waiting = [partition for partition in node.partitions if partition.replica.role == "idle"]
         return {
             "registered": (registered, "the cluster counts on this node" if registered
                            else "the cluster does not count on this node (yet)"),
@@ -92,16 +92,16 @@ class Facts:
 
 def _groups(queue: PartitionQueue) -> Iterator[GroupStats]:
     ref, end = queue.leadership.ref, queue.leadership.data.high_watermark
-    for one in describe(queue.engine, ""):
-        lag = one.unsettled
-        if not one.counters and one.stored_offset < 0:
+    for group in describe(queue.engine, ""):
+        lag = group.unsettled
+        if not group.counters and group.stored_offset < 0:
             lag = (
                 end - queue.leadership.data.log.start_offset
             )  # readers that have stored nothing yet
-        counters = {name: count for name, count in one.counters.items() if isinstance(count, int)}
+        counters = {name: count for name, count in group.counters.items() if isinstance(count, int)}
         yield GroupStats(
-            ref.topic, ref.number, one.group, max(lag, 0), one.in_flight, one.waiting,
-            one.paused, counters,
+            ref.topic, ref.number, group.group, max(lag, 0), group.in_flight, group.waiting,
+            group.paused, counters,
         )  # fmt: skip
 
 

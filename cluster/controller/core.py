@@ -148,7 +148,7 @@ class Controller:
     def describe(self) -> str:
         if self._state is None:
             return "controller: not in control"
-        suspects = [one.node_id for one in self._watches.values() if one.suspected]
+        suspects = [watch.node_id for watch in self._watches.values() if watch.suspected]
         return (
             f"controller: alive {sorted(self._watches)}, suspected {sorted(suspects)}, "
             f"in flight {sorted(self._open)}, next {self._wake_at}"
@@ -293,13 +293,13 @@ class Controller:
 
     def _abdicate(self, now: float, effects: list[Effect]) -> None:
         """See the module's docstring. Until it has come about, nobody is judged."""
-        rivals = [one for one in self._watches.values() if one.node_id in self._rivals]
+        rivals = [watch for watch in self._watches.values() if watch.node_id in self._rivals]
         for watch in rivals:
             if not watch.silent and self._silent_at(watch) <= now:
                 watch.silent = watch.suspected = True
                 watch.probe_at = now
-        one_sided = [one.node_id for one in rivals if one.answers]
-        heard = sum(not one.silent for one in rivals)
+        one_sided = [watch.node_id for watch in rivals if watch.answers]
+        heard = sum(not watch.silent for watch in rivals)
         if len(one_sided) > heard and self._may(_ABDICATION):
             self._open[_ABDICATION] = now + self.config.lease_ms / 1000
             effects.append(Abdicate(f"nodes {sorted(one_sided)} answer and do not get here"))
@@ -317,7 +317,7 @@ class Controller:
 
     def _probe(self, now: float, effects: list[Effect]) -> None:
         watches = self._watches.values()
-        room = self.config.probes_max - sum(one.probing_until is not None for one in watches)
+        room = self.config.probes_max - sum(watch.probing_until is not None for watch in watches)
         for watch in watches:
             if room > 0 and _to_probe(watch) and watch.probe_at <= now:
                 room -= 1
@@ -332,18 +332,18 @@ class Controller:
             return
         settle = self.config.balance_settle_ms / 1000
         ready = {
-            one.node_id
-            for one in self._watches.values()
-            if max(one.alive_since + settle, one.may_lead_at) <= now
-            and not (one.suspected or one.gone)
-            and not state.nodes[one.node_id].draining
+            watch.node_id
+            for watch in self._watches.values()
+            if max(watch.alive_since + settle, watch.may_lead_at) <= now
+            and not (watch.suspected or watch.gone)
+            and not state.nodes[watch.node_id].draining
         }
         wanted = unbalanced(state, ready, self.config.balance_max)
         lately = now - self.config.balance_ms / 2000
         for node_id in wanted.values():
             watch = self._watches[node_id]
             watch.checked = watch.reached_at <= lately
-        found = tuple(one for one, node in wanted.items() if not self._watches[node].checked)
+        found = tuple(key for key, node in wanted.items() if not self._watches[node].checked)
         if found:
             reason = f"{len(found)} partitions go back to their preferred leaders"
             effects.append(self._propose(ElectPreferred(found), reason, now))
@@ -384,7 +384,7 @@ class Controller:
         if self._lost_at is not None and self._may(_MOVES):
             times.append(self._lost_at)
         room = self.config.probes_max - sum(
-            one.probing_until is not None for one in self._watches.values()
+            watch.probing_until is not None for watch in self._watches.values()
         )
         for watch in self._watches.values():
             if watch.node_id in self._rivals and not watch.silent:

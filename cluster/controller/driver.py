@@ -115,7 +115,7 @@ class ControllerDriver:
         self._in_control = self._metadata.is_controller
         logger.info("controller in_control=%s term=%d", self._in_control, term)
         if self._in_control:
-            rivals = tuple(one for one in self._metadata.voters if one != controller)
+            rivals = tuple(voter for voter in self._metadata.voters if voter != controller)
             self._step(Promoted(self._metadata.state, tuple(self._heard), rivals))
         else:
             self._step(Demoted())
@@ -209,4 +209,4 @@ def is_refusal(error: BaseException) -> bool:
         return False
     # asyncio puts the errors of several addresses into the text of one.
     numbers = _ERRNO.findall(str(cause))
-    return bool(numbers) and all(int(one) == errno.ECONNREFUSED for one in numbers)
+    return bool(numbers) and all(int(number) == errno.ECONNREFUSED for number in numbers)

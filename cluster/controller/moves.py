@@ -13,11 +13,11 @@ def unbalanced(
     """Partitions (topic id, number) that a ready node should lead and could, but does not; and
     which node that is."""
     found: dict[tuple[int, int], int] = {}
-    for topic, number, one in state.all_partitions():
-        preferred = one.replicas[0]
-        if one.leader == preferred or one.target is not None:
+    for topic, number, partition in state.all_partitions():
+        preferred = partition.replicas[0]
+        if partition.leader == preferred or partition.target is not None:
             continue
-        if preferred in ready and preferred in one.isr:
+        if preferred in ready and preferred in partition.isr:
             found[topic.topic_id, number] = preferred
             if len(found) >= count_max:
                 break
@@ -35,23 +35,25 @@ def next_move(
         return None
     under_way = 0
     waiting: list[tuple[str, int, PartitionState, int]] = []
-    for topic, number, one in state.all_partitions():
-        stuck = next((node for node in one.adding if node in lost), None)
-        if one.target is not None and stuck is None:
+    for topic, number, partition in state.all_partitions():
+        stuck = next((node for node in partition.adding if node in lost), None)
+        if partition.target is not None and stuck is None:
             under_way += 1
             if under_way >= moves_max:
                 return None
-        leaving = next((node for node in one.wanted if state.nodes[node].decommissioning), None)
-        if leaving is None and stuck is not None and _leaves(state, one):
+        leaving = next(
+            (node for node in partition.wanted if state.nodes[node].decommissioning), None
+        )
+        if leaving is None and stuck is not None and _leaves(state, partition):
             leaving = stuck
         if leaving is not None:
-            waiting.append((topic.name, number, one, leaving))
+            waiting.append((topic.name, number, partition, leaving))
     if not waiting:
         return None
     load = Load(state)
     # In a recovery, a copy that a move would drop may be the longest there is.
-    for name, number, one, leaving in [row for row in waiting if row[2].recovery is None]:
-        replicas = load.replacement(one, leaving)
+    for name, number, partition, leaving in [row for row in waiting if row[2].recovery is None]:
+        replicas = load.replacement(partition, leaving)
         if replicas is not None:
             reason = f"node {leaving} is to hold nothing"
             return MoveReplicas(name, number, replicas), reason

@@ -48,7 +48,7 @@ class _Table:
         self.owner: dict[Slot, str] = {}
         self.members = sorted(wanted)
         self.load = dict.fromkeys(self.members, 0)
-        self.held: dict[str, dict[str, dict[int, None]]] = {one: {} for one in self.members}
+        self.held: dict[str, dict[str, dict[int, None]]] = {member: {} for member in self.members}
         takers: dict[str, list[str]] = {}
         for member in self.members:
             for topic in wanted[member]:
@@ -59,8 +59,8 @@ class _Table:
         # One tuple for all topics with the same takers, so that a search looks at them once.
         same: dict[tuple[str, ...], tuple[str, ...]] = {}
         found = {topic: tuple(dict.fromkeys(takers[topic])) for topic in self.counts}
-        self.takers = {topic: same.setdefault(one, one) for topic, one in found.items()}
-        self._wants = {topic: frozenset(one) for topic, one in self.takers.items()}
+        self.takers = {topic: same.setdefault(members, members) for topic, members in found.items()}
+        self._wants = {topic: frozenset(members) for topic, members in self.takers.items()}
 
     def give(self, slot: Slot, member: str) -> None:
         self.owner[slot] = member
@@ -112,8 +112,8 @@ class _Table:
         for topic, numbers in rest.items():
             if not numbers:
                 continue
-            places = {one: at for at, one in enumerate(self.takers[topic])}
-            heap = [self._row(topic, at, one) for one, at in places.items()]
+            places = {member: at for at, member in enumerate(self.takers[topic])}
+            heap = [self._row(topic, at, member) for member, at in places.items()]
             heapify(heap)
             # Those without a member first: of the others, some can then stay where they were.
             slots = [(topic, number) for number in sorted(numbers)]
@@ -144,7 +144,7 @@ class _Table:
         """
         open_members = dict.fromkeys(self.members)
         while open_members:
-            first = max(open_members, key=lambda one: (self.load[one], one))
+            first = max(open_members, key=lambda member: (self.load[member], member))
             came_from, last = self._search(first, open_members)
             if last is None:
                 for member in came_from:
@@ -180,7 +180,7 @@ class _Table:
                         if taker not in came_from and taker in open_members:
                             came_from[taker] = (giver, topic)
                             found.append(taker)
-            least = min(found, key=lambda one: (self.load[one], one), default=None)
+            least = min(found, key=lambda member: (self.load[member], member), default=None)
             if least is not None and self.load[least] <= enough:
                 return came_from, least
             edge = found

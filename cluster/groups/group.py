@@ -157,7 +157,7 @@ class Group:
                 ownership.revoked.get(slot, 0),
             )
             slots.setdefault(slot[0], []).append(row)
-        members = tuple(one.facts() for one in self.members.values())
+        members = tuple(member.facts() for member in self.members.values())
         rows = {topic: tuple(found) for topic, found in slots.items()}
         return GroupKept(self.name, self.mode, self.generation, members, rows)
 
@@ -181,11 +181,14 @@ class Group:
 
     def wanted(self, topics: TopicCounts) -> dict[str, list[str]]:
         """The topics of each member, those that there are."""
-        return {one.member_id: topics.wanted(one.topics, one.pattern) for one in self.in_order()}
+        return {
+            member.member_id: topics.wanted(member.topics, member.pattern)
+            for member in self.in_order()
+        }
 
     def wants_some(self, topics: TopicCounts) -> bool:
         """Whether a member wants any of these."""
-        return any(topics.wanted(one.topics, one.pattern) for one in self.members.values())
+        return any(topics.wanted(member.topics, member.pattern) for member in self.members.values())
 
     def in_order(self) -> list[Member]:
         return [self.members[member_id] for member_id in sorted(self.members)]

@@ -162,7 +162,7 @@ class Groups:
         member.heard(now)
         if not member.timer:
             self._watch(group, member)
-        named = {(one.topic, one.partition) for one in message.owned}
+        named = {(slot.topic, slot.partition) for slot in message.owned}
         let_go = group.ownership.let_go(member.member_id, message.generation, named)
         if let_go:
             self._write(Released(group.name, member.member_id, by_topic(let_go)))
@@ -231,7 +231,7 @@ class Groups:
         return None if group is None or member is None else group.view(member, self.topics)
 
     def describe(self) -> str:
-        members = sum(len(one.members) for one in self.groups.values())
+        members = sum(len(group.members) for group in self.groups.values())
         return f"groups: {len(self.groups)}, members {members}, next {self._wake_at}"
 
     # Members.

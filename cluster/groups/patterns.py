@@ -108,11 +108,11 @@ class Pattern:
         if isinstance(node, frozenset):
             return self._add(node, (after,))
         if isinstance(node, _Sequence):
-            for one in reversed(node.nodes):
-                after = self._build(one, after)
+            for part in reversed(node.nodes):
+                after = self._build(part, after)
             return after
         if isinstance(node, _Either):
-            return self._add(None, tuple(self._build(one, after) for one in node.nodes))
+            return self._add(None, tuple(self._build(part, after) for part in node.nodes))
         if node.high is None:
             loop = self._add(None, ())
             self._states[loop] = (None, (self._build(node.node, loop), after))
@@ -227,7 +227,7 @@ class _Parser:
                 (begin,) = letters
                 if begin > end:
                     raise self._bad(f"the range {begin}-{end} is empty")
-                letters = frozenset(one for one in _ALL if begin <= one <= end)
+                letters = frozenset(letter for letter in _ALL if begin <= letter <= end)
             found |= letters
         return _ALL - found if is_negated else frozenset(found)
 
@@ -251,10 +251,14 @@ class _Parser:
             return None
         end = self._text.find("}", self._at)
         low, comma, high = self._text[self._at : max(end, self._at)].partition(",")
-        numbers = [one for one in (low, high) if one]
-        if end < 0 or not all(one.isascii() and one.isdecimal() for one in numbers) or not numbers:
+        numbers = [number for number in (low, high) if number]
+        if (
+            end < 0
+            or not all(number.isascii() and number.isdecimal() for number in numbers)
+            or not numbers
+        ):
             raise self._bad("a repeat is {2}, {2,} or {1,3}")
-        if any(len(one) > 3 or int(one) > REPEATS_MAX for one in numbers):
+        if any(len(number) > 3 or int(number) > REPEATS_MAX for number in numbers):
             raise self._bad(f"more than {REPEATS_MAX} repeats")
         self._at = end + 1
         least = int(low or 0)

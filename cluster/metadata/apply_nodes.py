@@ -150,11 +150,11 @@ def _known(state: ClusterState, node_id: int) -> NodeState:
 
 def _check_writable(state: ClusterState, node_id: int) -> None:
     """Refuse when partitions that can be written now could not be without the node."""
-    for topic, number, one in state.all_partitions():
-        if node_id not in one.isr or not state.nodes[node_id].alive:
+    for topic, number, partition in state.all_partitions():
+        if node_id not in partition.isr or not state.nodes[node_id].alive:
             continue
-        needed = max(1, topic.isr_size_min(one))
-        in_sync = sum(state.nodes[member].alive for member in one.isr)
+        needed = max(1, topic.isr_size_min(partition))
+        in_sync = sum(state.nodes[member].alive for member in partition.isr)
         if in_sync >= needed > in_sync - 1:
             raise NotEnoughReplicas(
                 f"without node {node_id}, {topic.name}/{number} would have {in_sync - 1} of the "
@@ -165,13 +165,13 @@ def _check_writable(state: ClusterState, node_id: int) -> None:
 def _check_room(state: ClusterState, node_id: int) -> None:
     """Refuse when the replicas of the node have nowhere to go."""
     others = [
-        one
-        for one in state.nodes.values()
-        if one.node_id != node_id and one.alive and not one.decommissioning
+        node
+        for node in state.nodes.values()
+        if node.node_id != node_id and node.alive and not node.decommissioning
     ]
-    for topic, number, one in state.all_partitions():
-        if node_id in one.wanted and len(one.wanted) > len(others):
+    for topic, number, partition in state.all_partitions():
+        if node_id in partition.wanted and len(partition.wanted) > len(others):
             raise NotEnoughReplicas(
                 f"without node {node_id}, {len(others)} nodes are left for the "
-                f"{len(one.wanted)} replicas of {topic.name}/{number}"
+                f"{len(partition.wanted)} replicas of {topic.name}/{number}"
             )

@@ -68,5 +68,5 @@ def recover(state: ClusterState, command: Recover) -> Answer:
     return list(alive), store_partition(state, topic, command.partition, after)
 
 
-def _alive(state: ClusterState, one: PartitionState) -> tuple[int, ...]:
-    return tuple(node for node in one.replicas if state.nodes[node].alive)
+def _alive(state: ClusterState, partition: PartitionState) -> tuple[int, ...]:
+    return tuple(node for node in partition.replicas if state.nodes[node].alive)

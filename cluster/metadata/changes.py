@@ -69,15 +69,15 @@ def differences(old: ClusterState, new: ClusterState) -> list[Change]:
             pairs = zip(before.partitions, topic.partitions, strict=True)
             found += [
                 PartitionChanged(topic.name, topic.topic_id, number)
-                for number, (one, other) in enumerate(pairs)
-                if one != other
+                for number, (old, other) in enumerate(pairs)
+                if old != other
             ]
     return found
 
 
-def _alike(one: TopicState, other: TopicState) -> bool:
+def _alike(old: TopicState, other: TopicState) -> bool:
     return (
-        one.config == other.config
-        and one.queued == other.queued
-        and len(one.partitions) == len(other.partitions)
+        old.config == other.config
+        and old.queued == other.queued
+        and len(old.partitions) == len(other.partitions)
     )

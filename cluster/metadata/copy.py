@@ -144,10 +144,10 @@ class MetadataCopy:
     def _since(self, index: int) -> Watched:
         found: list[tuple[int, bytes]] = []
         size = 0
-        for one in reversed(self._kept):
-            if one[0] <= index:
+        for entry in reversed(self._kept):
+            if entry[0] <= index:
                 break
-            found.append(one)
+            found.append(entry)
         for count, (_, command) in enumerate(reversed(found)):
             size += len(command)
             if size > WATCHED_BYTES_MAX and count:

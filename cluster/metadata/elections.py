@@ -23,24 +23,31 @@ def electable(replicas: tuple[int, ...], isr: tuple[int, ...], nodes: Nodes) -> 
 
 
 def with_copies(
-    one: PartitionState,
+    partition: PartitionState,
     replicas: tuple[int, ...],
     isr: tuple[int, ...],
     leader: int | None,
     target: tuple[int, ...] | None,
 ) -> PartitionState:
     """`one` with these; like `replace`, which takes five times as long."""
-    assignments = assigned(one, replicas, one.version + 1)
+    assignments = assigned(partition, replicas, partition.version + 1)
     return PartitionState(
-        replicas, isr, leader, one.epoch, one.version, assignments, target, one.recovery
+        replicas,
+        isr,
+        leader,
+        partition.epoch,
+        partition.version,
+        assignments,
+        target,
+        partition.recovery,
     )
 
 
-def assigned(one: PartitionState, replicas: tuple[int, ...], version: int) -> tuple[int, ...]:
+def assigned(partition: PartitionState, replicas: tuple[int, ...], version: int) -> tuple[int, ...]:
     """The assignments of these replicas, if those that are new become replicas at that version."""
-    if replicas == one.replicas:
-        return one.assignments
-    known = dict(zip(one.replicas, one.assignments, strict=True))
+    if replicas == partition.replicas:
+        return partition.assignments
+    known = dict(zip(partition.replicas, partition.assignments, strict=True))
     return tuple(known.get(node, version) for node in replicas)
 
 
@@ -91,11 +98,11 @@ def elect_all(state: ClusterState, node_id: int, edit: Edit | None = None) -> li
     nodes = state.nodes
     for name, topic in state.topics.items():
         edited: list[PartitionState] | None = None
-        for number, one in enumerate(topic.partitions):
-            if node_id not in one.replicas:
+        for number, partition in enumerate(topic.partitions):
+            if node_id not in partition.replicas:
                 continue
-            after = elected(one, one if edit is None else edit(topic, one), nodes)
-            if after is not one:
+            after = elected(partition, partition if edit is None else edit(topic, partition), nodes)
+            if after is not partition:
                 edited = list(topic.partitions) if edited is None else edited
                 edited[number] = after
                 changes.append(PartitionChanged(name, topic.topic_id, number))

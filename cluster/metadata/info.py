@@ -47,12 +47,12 @@ def topic_info(state: ClusterState, name: str) -> TopicInfo:
 def _made(topic: TopicState) -> TopicInfo:
     partitions = tuple(
         PartitionInfo(
-            *(number, one.leader, one.epoch, one.replicas, one.isr),
-            target=one.target or (),
-            version=one.version,
-            waits_for=() if one.recovery is None else one.recovery.waits_for,
+            *(number, partition.leader, partition.epoch, partition.replicas, partition.isr),
+            target=partition.target or (),
+            version=partition.version,
+            waits_for=() if partition.recovery is None else partition.recovery.waits_for,
         )
-        for number, one in enumerate(topic.partitions)
+        for number, partition in enumerate(topic.partitions)
     )
     return TopicInfo(
         topic.name, partitions, topic_id=topic.topic_id, config=topic.config.settings()

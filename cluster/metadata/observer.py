@@ -76,7 +76,7 @@ class ObserverMetadata:
         address_of: AddressOf = own_address,
     ) -> None:
         self._cluster_id = cluster_id
-        self._seeds = [_address(one) for one in seeds]
+        self._seeds = [_address(seed) for seed in seeds]
         self._options = replace(options, connect_ms=min(options.connect_ms, CONNECT_MS))
         self._voters = tuple(sorted(voters))
         self._rng = rng or SystemRandom()
@@ -240,7 +240,7 @@ class ObserverMetadata:
 
     def _addresses(self) -> list[tuple[str, int]]:
         nodes = self.state.nodes
-        known = [self._address_of(nodes[one]) for one in self._voters if one in nodes]
+        known = [self._address_of(nodes[voter]) for voter in self._voters if voter in nodes]
         return list(dict.fromkeys([*known, *self._seeds]))
 
     async def _follow(self) -> None:

@@ -20,7 +20,7 @@ from raftq.cluster.metadata.commands import Lost
 from raftq.cluster.metadata.state import NodeState, PartitionState, Recovery, TopicState
 
 
-def after_loss(one: PartitionState, node_id: int, lost: Lost) -> PartitionState:
+def after_loss(partition: PartitionState, node_id: int, lost: Lost) -> PartitionState:
     """The partition after a process registered whose logs lost that much.
 
     A loss costs a node its place where others are in sync. A tail costs the last one nothing: it is
@@ -28,57 +28,57 @@ def after_loss(one: PartitionState, node_id: int, lost: Lost) -> PartitionState:
     empty log must not lead: all others would be cut to it.
     """
     if lost == "everything":
-        one = _not_asked(one, node_id)
-    if lost == "nothing" or node_id not in one.isr:
-        return one
-    isr = tuple(node for node in one.isr if node != node_id)
+        partition = _not_asked(partition, node_id)
+    if lost == "nothing" or node_id not in partition.isr:
+        return partition
+    isr = tuple(node for node in partition.isr if node != node_id)
     if isr:
-        return replace(one, isr=isr)
-    others = tuple(node for node in one.replicas if node != node_id)
+        return replace(partition, isr=isr)
+    others = tuple(node for node in partition.replicas if node != node_id)
     if lost == "tail" or not others:
-        return one
-    if one.recovery is not None:
-        asked = one.recovery.asked
+        return partition
+    if partition.recovery is not None:
+        asked = partition.recovery.asked
         if lost == "past" and node_id not in asked:
             asked = (*asked, node_id)
-        return replace(one, isr=(), recovery=replace(one.recovery, asked=asked))
-    asked = others if lost == "everything" else one.replicas
+        return replace(partition, isr=(), recovery=replace(partition.recovery, asked=asked))
+    asked = others if lost == "everything" else partition.replicas
     if len(asked) == 1:
-        return replace(one, isr=asked)  # there is nothing to compare it with
-    return replace(one, isr=(), leader=None, recovery=Recovery(one.version + 1, asked))
+        return replace(partition, isr=asked)  # there is nothing to compare it with
+    return replace(partition, isr=(), leader=None, recovery=Recovery(partition.version + 1, asked))
 
 
-def _not_asked(one: PartitionState, node_id: int) -> PartitionState:
+def _not_asked(partition: PartitionState, node_id: int) -> PartitionState:
     """Nobody waits for a log that is known to be empty, unless there is no other."""
-    recovery = one.recovery
+    recovery = partition.recovery
     if recovery is None:
-        return one
+        return partition
     asked = tuple(node for node in recovery.asked if node != node_id)
-    return replace(one, recovery=replace(recovery, asked=asked)) if asked else one
+    return replace(partition, recovery=replace(recovery, asked=asked)) if asked else partition
 
 
-def untold(one: PartitionState, node_id: int) -> PartitionState:
+def untold(partition: PartitionState, node_id: int) -> PartitionState:
     """The partition after the process that told, if it did, is gone."""
-    recovery = one.recovery
+    recovery = partition.recovery
     if recovery is None or all(node_id != known.node_id for known in recovery.told):
-        return one
+        return partition
     told = tuple(known for known in recovery.told if known.node_id != node_id)
-    return replace(one, recovery=replace(recovery, told=told))
+    return replace(partition, recovery=replace(recovery, told=told))
 
 
-def isr_of(one: PartitionState, nodes: Mapping[int, NodeState]) -> tuple[int, ...]:
+def isr_of(partition: PartitionState, nodes: Mapping[int, NodeState]) -> tuple[int, ...]:
     """The isr of a partition in recovery: once all have told, the longest copy alone."""
-    recovery = one.recovery
+    recovery = partition.recovery
     assert recovery is not None
-    if recovery.waits_for or any(nodes[node].alive for node in one.isr):
-        return one.isr
+    if recovery.waits_for or any(nodes[node].alive for node in partition.isr):
+        return partition.isr
     told = [known for known in recovery.told if known.node_id in recovery.asked]
     best = max(
         told,
         key=lambda known: (
             known.ends,
             not nodes[known.node_id].draining,
-            -one.replicas.index(known.node_id),
+            -partition.replicas.index(known.node_id),
         ),
     )
     return (best.node_id,)

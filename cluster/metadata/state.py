@@ -86,7 +86,7 @@ class Recovery:
 
     @property
     def waits_for(self) -> tuple[int, ...]:
-        known = [one.node_id for one in self.told]
+        known = [report.node_id for report in self.told]
         return tuple(node for node in self.asked if node not in known)
 
 
@@ -137,7 +137,7 @@ class TopicState:
     @property
     def replication(self) -> int:
         """The fewest replicas that a partition has, once all moves are finished."""
-        return min(len(one.wanted) for one in self.partitions)
+        return min(len(partition.wanted) for partition in self.partitions)
 
     def isr_size_min(self, partition: PartitionState) -> int:
         """Below this size no leader shrinks the isr, and nothing is acknowledged with acks=all."""
@@ -198,13 +198,13 @@ class ClusterState:
     def summary(self) -> PartitionSummary:
         alive = {node_id for node_id, node in self.nodes.items() if node.alive}
         leaderless = under_replicated = under_min_insync = moves = recovering = 0
-        for topic, _, one in self.all_partitions():
-            in_sync = sum(node in alive for node in one.isr)
-            leaderless += one.leader is None
-            under_replicated += in_sync < min(len(one.replicas), len(one.wanted))
-            under_min_insync += in_sync < topic.isr_size_min(one)
-            moves += one.target is not None
-            recovering += one.recovery is not None
+        for topic, _, partition in self.all_partitions():
+            in_sync = sum(node in alive for node in partition.isr)
+            leaderless += partition.leader is None
+            under_replicated += in_sync < min(len(partition.replicas), len(partition.wanted))
+            under_min_insync += in_sync < topic.isr_size_min(partition)
+            moves += partition.target is not None
+            recovering += partition.recovery is not None
         return PartitionSummary(
             topics=len(self.topics),
             partitions=self.partition_count,
@@ -217,8 +217,8 @@ class ClusterState:
 
     def leading(self, node_id: int) -> int:
         """How many partitions the node leads."""
-        return sum(one.leader == node_id for _, _, one in self.all_partitions())
+        return sum(partition.leader == node_id for _, _, partition in self.all_partitions())
 
     def replica_count(self, node_id: int) -> int:
         """How many partitions have the node as a replica, moves to it included."""
-        return sum(node_id in one.replicas for _, _, one in self.all_partitions())
+        return sum(node_id in partition.replicas for _, _, partition in self.all_partitions())

@@ -92,7 +92,7 @@ class _Heartbeat:
         self.key = key
         self.epoch = epoch
         self.is_join = not message.member_id or not message.member_epoch
-        self.named = {(one.topic, one.partition) for one in message.owned}
+        self.named = {(slot.topic, slot.partition) for slot in message.owned}
         self.future: asyncio.Future[GroupHeartbeatReply] = (
             asyncio.get_running_loop().create_future()
         )
@@ -195,10 +195,10 @@ class Coordinator:
             self.ready.exception()  # nobody has to wait for it
         unknown = self._ended().with_outcome("unknown")
         for heartbeats in list(self._parked.values()):
-            for one in list(heartbeats.values()):
-                self._unpark(one)
-                _finish(one.future, unknown)
-        for future in [*(one.future for one in self._due), *self._in_flight]:
+            for heartbeat in list(heartbeats.values()):
+                self._unpark(heartbeat)
+                _finish(heartbeat.future, unknown)
+        for future in [*(answer.future for answer in self._due), *self._in_flight]:
             _finish(future, unknown)
         self._due.clear()
         self._in_flight.clear()
@@ -229,19 +229,19 @@ class Coordinator:
             self._react()
         view = self.core.view(message.group, member_id)
         assert view is not None, member_id
-        one = _Heartbeat(message, (message.group, member_id), view.member_epoch)
+        heartbeat = _Heartbeat(message, (message.group, member_id), view.member_epoch)
         before = self._parked.get(message.group, {}).get(member_id)
         if before is not None:
             self._answer(before)
-        news = self._is_news(one, view)
-        wait_s = self._wait_s(one, view)
+        news = self._is_news(heartbeat, view)
+        wait_s = self._wait_s(heartbeat, view)
         if news or not wait_s:
-            self._answer(one, at_once=news)
+            self._answer(heartbeat, at_once=news)
         else:
-            self._parked.setdefault(message.group, {})[member_id] = one
-            one.timer = self._loop.call_later(wait_s, self._answer, one)
-            one.future.add_done_callback(lambda future: self._unpark(one))
-        return one.future
+            self._parked.setdefault(message.group, {})[member_id] = heartbeat
+            heartbeat.timer = self._loop.call_later(wait_s, self._answer, heartbeat)
+            heartbeat.future.add_done_callback(lambda future: self._unpark(heartbeat))
+        return heartbeat.future
 
     def leave(self, message: LeaveGroup) -> "asyncio.Future[LeaveGroupReply]":
         self._check(changes=True)
@@ -270,56 +270,56 @@ class Coordinator:
 
     # Heartbeats that wait.
 
-    def _is_news(self, one: _Heartbeat, view: MemberView) -> bool:
-        if one.is_join:
+    def _is_news(self, heartbeat: _Heartbeat, view: MemberView) -> bool:
+        if heartbeat.is_join:
             return True
-        told = self._told.get(one.key)
-        if told is not None and one.message.generation >= told.generation:
+        told = self._told.get(heartbeat.key)
+        if told is not None and heartbeat.message.generation >= told.generation:
             # It heard that, and may still be at it.
             return told.assigned != view.assigned
-        if one.message.mode == "queue":
-            return one.message.generation != view.generation
-        return one.named != _slots(view)
+        if heartbeat.message.mode == "queue":
+            return heartbeat.message.generation != view.generation
+        return heartbeat.named != _slots(view)
 
-    def _wait_s(self, one: _Heartbeat, view: MemberView) -> float:
+    def _wait_s(self, heartbeat: _Heartbeat, view: MemberView) -> float:
         """A third of the session at most, which runs from when the heartbeat was sent."""
-        wait_s = min(one.message.wait_ms, one.message.session_ms // 3) / 1000
-        if one.message.mode == "stream" and one.named != _slots(view):
+        wait_s = min(heartbeat.message.wait_ms, heartbeat.message.session_ms // 3) / 1000
+        if heartbeat.message.mode == "stream" and heartbeat.named != _slots(view):
             wait_s = min(wait_s, REPEAT_S)
         return wait_s
 
-    def _unpark(self, one: _Heartbeat) -> None:
-        if one.timer is not None:
-            one.timer.cancel()
-            one.timer = None
-        group, member_id = one.key
+    def _unpark(self, heartbeat: _Heartbeat) -> None:
+        if heartbeat.timer is not None:
+            heartbeat.timer.cancel()
+            heartbeat.timer = None
+        group, member_id = heartbeat.key
         parked = self._parked.get(group)
-        if parked is not None and parked.get(member_id) is one:
+        if parked is not None and parked.get(member_id) is heartbeat:
             del parked[member_id]
             if not parked:
                 del self._parked[group]
 
-    def _answer(self, one: _Heartbeat, at_once: bool = False) -> None:
-        self._unpark(one)
-        if not one.future.done():
-            proves = one.message.mode == "stream"
-            self._due.append(_Due(one.future, partial(self._reply, one), proves))
+    def _answer(self, heartbeat: _Heartbeat, at_once: bool = False) -> None:
+        self._unpark(heartbeat)
+        if not heartbeat.future.done():
+            proves = heartbeat.message.mode == "stream"
+            self._due.append(_Due(heartbeat.future, partial(self._reply, heartbeat), proves))
             self._flush_within(PROOF_S if proves and not at_once else 0.0)
 
-    def _reply(self, one: _Heartbeat) -> Outcome:
+    def _reply(self, heartbeat: _Heartbeat) -> Outcome:
         """What the member is told, as of everything that is in the log now."""
-        group, member_id = one.key
+        group, member_id = heartbeat.key
         view = self.core.view(group, member_id)
-        if view is None or view.member_epoch != one.epoch:
+        if view is None or view.member_epoch != heartbeat.epoch:
             return FencedGeneration(f"member {member_id!r} of group {group!r} is gone")
-        self._told[one.key] = _Told(view.generation, view.assigned)
+        self._told[heartbeat.key] = _Told(view.generation, view.assigned)
         return GroupHeartbeatReply(
             member_id,
             view.member_epoch,
             view.generation,
             tuple(GivenPartition(*slot) for slot in view.assigned[:ITEMS_MAX]),
             view.pending,
-            min(HEARTBEAT_MS, max(one.message.session_ms // 4, 1)),
+            min(HEARTBEAT_MS, max(heartbeat.message.session_ms // 4, 1)),
         )
 
     # What the core decided.
@@ -335,10 +335,14 @@ class Coordinator:
         if records:
             self._flush_within(0.0)
         for group in changed:
-            for one in list(self._parked.get(group, {}).values()):
-                view = self.core.view(*one.key)
-                if view is None or view.member_epoch != one.epoch or self._is_news(one, view):
-                    self._answer(one, at_once=True)
+            for heartbeat in list(self._parked.get(group, {}).values()):
+                view = self.core.view(*heartbeat.key)
+                if (
+                    view is None
+                    or view.member_epoch != heartbeat.epoch
+                    or self._is_news(heartbeat, view)
+                ):
+                    self._answer(heartbeat, at_once=True)
         self._arm()
 
     def _note(self, record: GroupRecord) -> None:
@@ -358,7 +362,7 @@ class Coordinator:
                 "never had; it goes on with generation=%d", record.group, record.generation,
             )  # fmt: skip
         elif isinstance(record, Retargeted):
-            moved = sum(len(found) for one in record.changes.values() for found in one.values())
+            moved = sum(len(found) for moves in record.changes.values() for found in moves.values())
             logger.info(
                 "group=%s generation=%d partitions_moved=%d",
                 record.group, record.generation, moved,
@@ -416,12 +420,12 @@ class Coordinator:
             self._flush_timer = self._loop.call_later(RETRY_S, self._flush)
             return
         except RaftqError as error:
-            for one in self._due:
-                _finish(one.future, error)
+            for answer in self._due:
+                _finish(answer.future, error)
             self._due.clear()
             return
         due, self._due = self._due, []
-        answers = [(one.future, one.make()) for one in due if not one.future.done()]
+        answers = [(answer.future, answer.make()) for answer in due if not answer.future.done()]
         for future, _ in answers:
             self._in_flight[future] = None
         self.leadership.data.replicated(end).add_done_callback(partial(self._replicated, answers))
@@ -431,7 +435,7 @@ class Coordinator:
     def _append(self) -> int:
         """The end of the log once everything is in it."""
         data = self.leadership.data
-        if not self._outbox and any(one.proves for one in self._due):
+        if not self._outbox and any(answer.proves for answer in self._due):
             self._outbox.append(pack(Beat()))
         while self._outbox:
             count, size = 0, 0

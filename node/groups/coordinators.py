@@ -140,7 +140,7 @@ class Coordinators:
     def _topic_counts(self) -> dict[str, int]:
         if self._counts is None:
             topics = self._metadata.state.topics.values()
-            self._counts = {one.name: len(one.partitions) for one in topics}
+            self._counts = {topic.name: len(topic.partitions) for topic in topics}
         return self._counts
 
     def _not_leader(self, number: int) -> NotLeader:
@@ -263,7 +263,9 @@ class Coordinators:
             group.phase,
             group.mode,
             group.generation,
-            tuple(_member_info(core, group, one, now) for one in group.in_order()[:ITEMS_MAX]),
+            tuple(
+                _member_info(core, group, member, now) for member in group.in_order()[:ITEMS_MAX]
+            ),
             self._node_id,
             tuple(sorted(topics)[:ITEMS_MAX]),
         )
@@ -281,10 +283,12 @@ class Coordinators:
             except NotLeader:
                 continue  # whoever leads it now tells of its groups
             found += [
-                GroupSummary(one.name, one.phase, one.mode, len(one.members), one.generation)
-                for one in coordinator.core.groups.values()
+                GroupSummary(
+                    group.name, group.phase, group.mode, len(group.members), group.generation
+                )
+                for group in coordinator.core.groups.values()
             ]
-        found.sort(key=lambda one: one.group)
+        found.sort(key=lambda summary: summary.group)
         return ListGroupsReply(tuple(found[:ITEMS_MAX]))
 
 

@@ -99,13 +99,13 @@ def node_statuses(state: ClusterState) -> dict[str, int]:
 
 def _topics(replicas: list[ReplicaStats]) -> Lines:
     sums: dict[str, list[int]] = {}
-    for one in replicas:
-        found = sums.setdefault(one.topic, [0, 0, 0, 0, 0])
-        found[0] += one.appended_records
-        found[1] += one.appended_bytes
-        found[2] += one.fetched_records
-        found[3] += one.fetched_bytes
-        found[4] += one.size_bytes
+    for replica in replicas:
+        found = sums.setdefault(replica.topic, [0, 0, 0, 0, 0])
+        found[0] += replica.appended_records
+        found[1] += replica.appended_bytes
+        found[2] += replica.fetched_records
+        found[3] += replica.fetched_bytes
+        found[4] += replica.size_bytes
     text = "Topics with replicas here that are left out of these figures."
     yield from single("metrics_topics_omitted", "gauge", text, max(0, len(sums) - TOPICS_MAX))
     shown = [(braced(topic=topic), found) for topic, found in list(sums.items())[:TOPICS_MAX]]
@@ -128,31 +128,36 @@ def _partitions(replicas: list[ReplicaStats], node_id: int) -> Lines:
     yield from single("metrics_partitions_omitted", "gauge", text, omitted)
     places: dict[str, str] = {}
     shown: list[tuple[str, ReplicaStats]] = []
-    for one in replicas[:PARTITIONS_MAX]:
-        topic = places.get(one.topic)
+    for replica in replicas[:PARTITIONS_MAX]:
+        topic = places.get(replica.topic)
         if topic is None:
-            topic = places[one.topic] = f'topic="{escape(one.topic)}",partition="'
-        shown.append((f'{topic}{one.partition}"', one))
+            topic = places[replica.topic] = f'topic="{escape(replica.topic)}",partition="'
+        shown.append((f'{topic}{replica.partition}"', replica))
     for name, kind, text, values in (
-        ("log_size_bytes", "gauge", "Size of the log.", [one.size_bytes for _, one in shown]),
-        ("log_segments_total", "gauge", "Files of the log.", [one.segments for _, one in shown]),
-        ("log_start_offset", "gauge", "First offset kept.", [one.start_offset for _, one in shown]),
-        ("log_end_offset", "gauge", "Next offset to write.", [one.end_offset for _, one in shown]),
+        ("log_size_bytes", "gauge", "Size of the log.",
+         [replica.size_bytes for _, replica in shown]),
+        ("log_segments_total", "gauge", "Files of the log.",
+         [replica.segments for _, replica in shown]),
+        ("log_start_offset", "gauge", "First offset kept.",
+         [replica.start_offset for _, replica in shown]),
+        ("log_end_offset", "gauge", "Next offset to write.",
+         [replica.end_offset for _, replica in shown]),
         ("log_flushed_offset", "gauge", "Next offset not yet durable.",
-         [one.flushed_offset for _, one in shown]),
+         [replica.flushed_offset for _, replica in shown]),
         ("partition_high_watermark", "gauge", "Next offset not yet readable.",
-         [one.high_watermark for _, one in shown]),
-        ("partition_epoch", "gauge", "Epoch of the leadership.", [one.epoch for _, one in shown]),
-        ("partition_isr", "gauge", "Replicas in sync.", [len(one.isr) for _, one in shown]),
+         [replica.high_watermark for _, replica in shown]),
+        ("partition_epoch", "gauge", "Epoch of the leadership.",
+         [replica.epoch for _, replica in shown]),
+        ("partition_isr", "gauge", "Replicas in sync.", [len(replica.isr) for _, replica in shown]),
         ("log_truncations_total", "counter", "Times that a diverged end was cut.",
-         [one.truncations for _, one in shown]),
+         [replica.truncations for _, replica in shown]),
         ("duplicate_batches_total", "counter", "Batches that producers sent again.",
-         [one.duplicates for _, one in shown]),
+         [replica.duplicates for _, replica in shown]),
     ):  # fmt: skip
         rows = zip(shown, values, strict=True)
         yield from family(name, kind, text, ((f"{{{at}}}", value) for (at, _), value in rows))
     node = f',node="{node_id}"'
-    leads = ((f"{{{at}{node}}}", int(one.role == "leader")) for at, one in shown)
+    leads = ((f"{{{at}{node}}}", int(replica.role == "leader")) for at, replica in shown)
     yield from family("partition_leader", "gauge", "Whether the node leads.", leads)
     yield from _lags(shown)
     yield from _append_latency(shown)
@@ -161,10 +166,10 @@ def _partitions(replicas: list[ReplicaStats], node_id: int) -> Lines:
 def _lags(shown: list[tuple[str, ReplicaStats]]) -> Lines:
     text = "Records that a follower is behind the leader's log, as the leader knows."
     lags = (
-        (f'{{{at},follower="{follower}"}}', max(0, one.end_offset - end))
-        for at, one in shown
-        if one.role == "leader"
-        for follower, end in one.follower_ends.items()
+        (f'{{{at},follower="{follower}"}}', max(0, replica.end_offset - end))
+        for at, replica in shown
+        if replica.role == "leader"
+        for follower, end in replica.follower_ends.items()
     )
     yield from family("replication_lag_messages", "gauge", text, lags)
 
@@ -173,9 +178,9 @@ def _append_latency(shown: list[tuple[str, ReplicaStats]]) -> Lines:
     name = f"{PREFIX}log_append_latency_seconds"
     yield f"# HELP {name} Time spent in appends to the log."
     yield f"# TYPE {name} summary"
-    for at, one in shown:
-        yield f"{name}_count{{{at}}} {one.append_count}"
-        yield f"{name}_sum{{{at}}} {one.append_seconds:.9g}"
+    for at, replica in shown:
+        yield f"{name}_count{{{at}}} {replica.append_count}"
+        yield f"{name}_sum{{{at}}} {replica.append_seconds:.9g}"
 
 
 def _traffic(metrics: NodeMetrics) -> Lines:
@@ -206,7 +211,7 @@ def _traffic(metrics: NodeMetrics) -> Lines:
 
 
 def _by(label: str, timings: Mapping[str, Timings]) -> list[tuple[str, Timings]]:
-    return [(f'{label}="{escape(key)}"', one) for key, one in timings.items()]
+    return [(f'{label}="{escape(key)}"', timing) for key, timing in timings.items()]
 
 
 def _histograms(name: str, text: str, series: list[tuple[str, Timings]]) -> Lines:

@@ -84,10 +84,10 @@ class _ParkedFetch:
     def is_replaced_by(self, session: Any, wanted: FetchPartition) -> bool:
         """Whether the caller now wants one of its partitions from elsewhere."""
         return self._session is session and any(
-            one.topic == wanted.topic
-            and one.partition == wanted.partition
-            and one.offset != wanted.offset
-            for one in self._message.partitions
+            place.topic == wanted.topic
+            and place.partition == wanted.partition
+            and place.offset != wanted.offset
+            for place in self._message.partitions
         )
 
     def _look(self) -> None:
@@ -156,7 +156,7 @@ class DataHandlers:
         if enough or not message.wait_ms:
             return answer
         by_name = self._partitions.by_name
-        held = [by_name[one.topic, one.partition] for one in message.partitions]
+        held = [by_name[place.topic, place.partition] for place in message.partitions]
         return _ParkedFetch(self, message, held, session).future
 
     def _end_replaced(self, message: Fetch, session: Any) -> None:
@@ -176,15 +176,15 @@ class DataHandlers:
         failed = False
         for wanted in message.partitions:
             room = min(wanted.bytes_max, REPLY_BYTES_MAX - size) if size < REPLY_BYTES_MAX else 0
-            one, data = self._read(wanted, room, size)
-            if message.wait_ms and not data and not one.error and self._partitions.cut_off:
-                one = replace(one, error=NotLeader.code)
-            if one.error:
+            reply, data = self._read(wanted, room, size)
+            if message.wait_ms and not data and not reply.error and self._partitions.cut_off:
+                reply = replace(reply, error=NotLeader.code)
+            if reply.error:
                 failed = True
             elif data:
                 buffers.append(data)
                 size += len(data)
-            found.append(one)
+            found.append(reply)
         return (FetchReply(tuple(found)), buffers), failed or size >= message.bytes_min
 
     def _read(
@@ -209,11 +209,11 @@ class DataHandlers:
             if not isinstance(error, OffsetOutOfRange):
                 logger.debug("fetch topic=%s partition=%d refused=%s", topic, number, error)
         else:
-            one = FetchedPartition(
+            reply = FetchedPartition(
                 topic, number, "", high_watermark, start_offset, start if data else 0, len(data),
                 epoch,
             )  # fmt: skip
-            return one, data
+            return reply, data
         return FetchedPartition(topic, number, code, high_watermark, start_offset, epoch=epoch), b""
 
     # Offsets and producers

@@ -27,7 +27,7 @@ class RecoveryHandlers:
         self, message: DescribeCopies, raw: memoryview, session: Any
     ) -> DescribeCopiesReply:
         found = [self._partitions.find(key) for key in message.partitions]
-        return DescribeCopiesReply(tuple(_info(one) for one in found if one is not None))
+        return DescribeCopiesReply(tuple(_info(copy) for copy in found if copy is not None))
 
     async def recover(
         self, message: RecoverPartition, raw: memoryview, session: Any
@@ -42,5 +42,5 @@ class RecoveryHandlers:
 
 def _info(copy: Partition) -> CopyInfo:
     ref = copy.ref
-    logs = tuple((*ends_of(one), one.progress.high_watermark) for one in copy.logs)
+    logs = tuple((*ends_of(log), log.progress.high_watermark) for log in copy.logs)
     return CopyInfo(ref.topic_id, ref.number, logs)

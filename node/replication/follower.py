@@ -377,4 +377,4 @@ class LeaderFetchers:
             fetcher.stop()
 
     def describe(self) -> dict[str, Any]:
-        return {str(leader): len(one._wanted) for leader, one in self._fetchers.items()}
+        return {str(leader): len(fetcher._wanted) for leader, fetcher in self._fetchers.items()}

@@ -75,7 +75,7 @@ class PartitionLeadership:
         self._readers: list[tuple[PartitionLog, _Watcher]] = []
         self._old_epoch_watchers: list[tuple[PartitionLog, _Watcher]] = []
         if not partition.old_epochs_replicated:
-            self._old_epoch_watchers = [_watch(one, self._settle) for one in partition.logs]
+            self._old_epoch_watchers = [_watch(log, self._settle) for log in partition.logs]
         else:
             self.old_epochs_replicated.set_result(None)
 

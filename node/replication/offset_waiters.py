@@ -69,8 +69,8 @@ class OffsetWaiters:
     def expire(self, now: float, error: RaftqError) -> None:
         """End those whose time is over, and forget those whose callers are gone."""
         queue = self._queue
-        if any(one.deadline <= now or one.future.done() for one in queue):
+        if any(waiting.deadline <= now or waiting.future.done() for waiting in queue):
             for waiting in queue:
                 if waiting.deadline <= now and not waiting.future.done():
                     waiting.future.set_exception(error)
-            self._queue = deque(one for one in queue if not one.future.done())
+            self._queue = deque(waiting for waiting in queue if not waiting.future.done())

@@ -151,7 +151,7 @@ class Partition:
         if leadership:
             self._stand_down()
         if decided.leader == me:
-            ends = [(one.log.end_offset, one.own_end) for one in self.logs]
+            ends = [(log.log.end_offset, log.own_end) for log in self.logs]
             replica.lead(decided, ends, now)
             for partition_log, (log_end, own_end) in zip(self.logs, ends, strict=True):
                 if own_end < log_end:
@@ -189,7 +189,7 @@ class Partition:
     @property
     def old_epochs_replicated(self) -> bool:
         """Whether all of older epochs is replicated, in every log; of a leader."""
-        return all(one.progress.old_epochs_replicated for one in self.logs)
+        return all(log.progress.old_epochs_replicated for log in self.logs)
 
     def check_leader(self, epoch: int) -> None:
         """Raise unless this is the leader and the caller knows that."""

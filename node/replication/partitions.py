@@ -235,7 +235,7 @@ class Partitions:
             raise UnknownTopic(f"the topic with the id {topic_id} is gone")
         by_id = self.by_id
         return all(
-            (one := by_id.get((topic_id, number))) is not None and one.is_queue
+            (partition := by_id.get((topic_id, number))) is not None and partition.is_queue
             for number, state in enumerate(topic.partitions)
             if self._me in state.replicas
         )
@@ -250,7 +250,7 @@ class Partitions:
 
     def _refresh_alive(self) -> None:
         nodes = self._metadata.state.nodes
-        self._alive = {one.node_id: one.incarnation for one in nodes.values() if one.alive}
+        self._alive = {node.node_id: node.incarnation for node in nodes.values() if node.alive}
 
     def _changed(self, changes: Sequence[Change]) -> None:
         if not self.is_started:

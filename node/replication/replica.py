@@ -129,7 +129,7 @@ class LogProgress:
         self.on_advance: Callable[[], None] | None = None
 
     def describe(self) -> str:
-        ends = {node: one.end_offset for node, one in self.followers.items()}
+        ends = {node: follower.end_offset for node, follower in self.followers.items()}
         return f"hw={self.high_watermark} own_end={self.own_end} ends={ends}"
 
     # For the Replica
@@ -149,8 +149,8 @@ class LogProgress:
         """Nothing is known of a node that was assigned anew."""
         known = self.followers
         self.followers = {
-            node: one
-            if (one := known.get(node)) is not None and one.assignment == assignment
+            node: follower
+            if (follower := known.get(node)) is not None and follower.assignment == assignment
             else FollowerProgress(assignment, now)
             for node, assignment in assignments.items()
         }
@@ -222,7 +222,7 @@ class LogProgress:
     def is_behind(self) -> bool:
         """Whether some follower has not everything."""
         end = self.log_end
-        return any(one.end_offset < end for one in self.followers.values())
+        return any(follower.end_offset < end for follower in self.followers.values())
 
     @property
     def is_waiting(self) -> bool:
@@ -307,7 +307,7 @@ class Replica:
         return (
             f"{self.role} epoch={self.decided.epoch} version={self.decided.version} "
             f"isr={self.decided.isr} proposed={self._proposed} "
-            + " | ".join(one.describe() for one in self.logs)
+            + " | ".join(progress.describe() for progress in self.logs)
         )
 
     # Roles
@@ -507,7 +507,7 @@ class Replica:
         if not counted or self._resigned_at > since:
             return False
         for node in counted:
-            late = any(one.is_late_and_quiet(node, since) for one in self.logs)
+            late = any(progress.is_late_and_quiet(node, since) for progress in self.logs)
             if not late and not (node in unreachable and self.data.is_quiet(node, since)):
                 return False
         self._resigned_at = now

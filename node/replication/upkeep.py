@@ -104,8 +104,8 @@ class Upkeep:
                 self._scrub(partitions[self._turn])
             if self._net.loop.time() - self._expired_at > self._expire_s:
                 self._expired_at = self._net.loop.time()
-                held = {(one.ref.topic_id, one.ref.number) for one in partitions}
-                self._readable = {one: at for one, at in self._readable.items() if one in held}
+                held = {(partition.ref.topic_id, partition.ref.number) for partition in partitions}
+                self._readable = {key: at for key, at in self._readable.items() if key in held}
                 for partition in partitions:
                     for partition_log in partition.logs:
                         partition_log.producers.expire(self._wall_ms(), self._producer_idle_ms)
@@ -200,7 +200,7 @@ class Upkeep:
         It is not acknowledged: under another leader everybody goes on without it."""
         readable = partition_log.progress.high_watermark
         if partition_log.replica.role == "leader" and any(
-            one.start >= readable for one in partition_log.log.damaged
+            damage.start >= readable for damage in partition_log.log.damaged
         ):
             self._partitions.resign(
                 partition_log.partition, "what followers wait for is damaged here"

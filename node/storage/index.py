@@ -153,9 +153,13 @@ class SegmentIndex:
     def insert_damage(self, damage: DamagedRange) -> None:
         """Note damage found later, inside the segment."""
         start, end = damage.position, damage.end_position
-        apart = [one for one in self.damaged if one.end_position <= start or end <= one.position]
+        apart = [
+            damage
+            for damage in self.damaged
+            if damage.end_position <= start or end <= damage.position
+        ]
         apart.append(damage)
-        self.damaged[:] = sorted(apart, key=lambda one: one.position)
+        self.damaged[:] = sorted(apart, key=lambda damage: damage.position)
         self.ensure_entry(damage)
 
     def ensure_entry(self, damage: DamagedRange) -> None:

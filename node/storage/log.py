@@ -180,7 +180,8 @@ class Log:
         start = self.start_offset
         ranges = [*self._reader.gaps, *self.segments.damaged()]
         return sorted(
-            (one for one in ranges if one.end >= start), key=lambda one: (one.start, one.position)
+            (damage for damage in ranges if damage.end >= start),
+            key=lambda damage: (damage.start, damage.position),
         )
 
     @property

@@ -108,8 +108,8 @@ class _Recovery:
             raise
         start = min(start, segments.active.facts.end_offset)
         self._gaps = [gap for gap in self._gaps if gap.end > start]
-        damaged = [*self._gaps, *(one for one in segments.damaged() if one.end >= start)]
-        self._report.damaged = sorted(damaged, key=lambda one: (one.start, one.position))
+        damaged = [*self._gaps, *(damage for damage in segments.damaged() if damage.end >= start)]
+        self._report.damaged = sorted(damaged, key=lambda damage: (damage.start, damage.position))
         slot = self._slot if self._is_settled(segments.active) else None
         readable = 0
         if self._slot is not None and self._slot.sure:
