@@ -74,7 +74,7 @@ from raftq.node.queue.leader.copy_sender import NodeCopySender
 from raftq.node.replication.leader import FollowerSessions
 from raftq.node.replication.partitions import Partitions
 from raftq.node.replication.replica import ABSENT_LAG_SHARE
-from raftq.node.replication.replica_files import shortened
+from raftq.node.replication.replica_files import truncated_logs
 from raftq.node.replication.upkeep import Upkeep
 from raftq.node.services import Services
 from raftq.node.status import Facts
@@ -252,7 +252,7 @@ class Node:
         boot = boot_id() if self._boot is None else self._boot
         self._identity = Identity(config.node_id, config.cluster_id, boot, self.incarnation)
         loss = what_was_lost(disk, config.data_dir, self._identity)
-        if shorter := shortened(disk, config.data_dir):
+        if shorter := truncated_logs(disk, config.data_dir):
             # Whoever is elected with them would have the others cut to their length.
             logger.error("node=%d logs_without_their_end=%s", self.node_id, shorter)
             lost: Lost = "everything" if loss.lost == "everything" else "past"

@@ -10,7 +10,7 @@ has caught up again. A directory without the file is one that lost everything.
 
 A disk that was put back to an older copy looks whole. But the incarnation in it is an older one: if
 only the logs are older, than that in node.json; if everything is, than what the metadata knows.
-Single logs that lost bytes which were durable are found by `replica_files.shortened`.
+Single logs that lost bytes which were durable are found by `replica_files.truncated_logs`.
 
 The files are written after the registration was decided, and not before: a second crash in between
 must not make the node forget what it has to confess. If it comes in between the two, the logs count

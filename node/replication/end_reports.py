@@ -1,9 +1,9 @@
-"""Tells the metadata where this node's copies end, of partitions that wait for it. (Shell.)
+"""Reports where this node's copies end, for partitions whose recovery waits for it. (Shell.)
 
-A partition of which nobody is known to have everything has no leader until its copies were compared
-(cluster/metadata/recovery.py). While nobody leads, nobody writes to them, so what is told stays
-true for as long as this process is a member. It is told again for as long as the state asks for it:
-whether a telling counted shows there, and nowhere else.
+When no replica is known to have everything, a partition has no leader until its copies are compared
+(cluster/metadata/recovery.py). Without a leader nobody writes to them, so a report stays true while
+this process is a member. It is repeated as long as the state asks for it: only the state shows
+whether a report counted.
 """
 
 import logging
@@ -26,7 +26,7 @@ Key = tuple[int, int]
 
 
 class EndReporter:
-    """See the module's docstring. `find` gives the copies that are open here."""
+    """Reports the ends of copies. `find` returns the copies that are open here."""
 
     def __init__(
         self,
@@ -42,10 +42,11 @@ class EndReporter:
         self._requested: dict[Key, None] = {}
         self._running = False
         self.incarnation = -1
-        """Of this process; nothing is told before it is known."""
+        """The incarnation of this process. Nothing is reported before it is known."""
 
     def check(self, partition: Partition, state: PartitionState) -> None:
-        """The partition has been told what the metadata says now, which is this."""
+        """Report the ends of this partition if its `state`, which was just applied, asks for
+        them."""
         if state.recovery is not None and self._node_id in state.recovery.waits_for:
             self._requested[partition.ref.topic_id, partition.ref.number] = None
             if not self._running:
@@ -56,23 +57,27 @@ class EndReporter:
         self._requested.clear()
 
     async def _report(self) -> None:
-        """Until nothing more is asked. One at a time, so that many partitions share a command."""
+        """Report until nothing more is requested, one command at a time, so that partitions share
+        it."""
         try:
             while rows := self._rows():
                 logger.warning(
-                    "node=%d tells where its copies of %d partitions end", self._node_id, len(rows)
+                    "node=%d reports where its copies of %d partitions end",
+                    self._node_id,
+                    len(rows),
                 )
                 command = TellEnds(self._node_id, self.incarnation, tuple(rows[:TELLINGS_MAX]))
                 try:
                     await self._metadata.propose(command)
                 except RaftqError as error:
-                    logger.info("node=%d telling ended: %s", self._node_id, error)
+                    logger.info("node=%d report not accepted: %s", self._node_id, error)
                     await sleep(RETRY_S)
         finally:
             self._running = False
 
     def _rows(self) -> list[tuple[int, ...]]:
-        """What is still asked, of logs that are open; what is not will be looked at when it is."""
+        """Return what is still requested, of logs that are open. Others are checked again when they
+        open."""
         rows = []
         state = self._metadata.state
         for key in list(self._requested):
@@ -106,5 +111,5 @@ class EndReporter:
 
 
 def ends_of(partition_log: PartitionLog) -> tuple[int, int]:
-    """The epoch of its last batch, 0 if it has none, and its end offset."""
+    """Return the epoch of the last batch (0 without one) and the end offset."""
     return max(partition_log.log.last_epoch, 0), partition_log.log.end_offset

@@ -1,15 +1,15 @@
 """Follower side of replication: one fetcher per leader node. (Shell.)
 
     wanted ──subscribe──> subscribed ──append──> subscribed
-      ^                       │ truncate, reset: cut the log, want it anew
+      ^                       │ truncate, reset: cut the log, subscribe again
       └──a while later────────┴ refuse, damage, full disk
 
-The fetcher holds one connection to its leader and keeps one request open on it, two while something
-new has to be said. A request names what changed here: subscriptions, ends of logs. What arrives is
-appended at once; with fsync `always` the new end is told when it is on disk.
+A fetcher holds one connection to its leader and keeps one request open on it, two while it has
+something new to report. A request names what changed here: subscriptions and ends of logs. What
+arrives is appended at once. With fsync `always` the new end is reported when it is on disk.
 
-Everything is checked against the epoch and the assignment that this node knows: what an older
-leader still hands over is dropped, and so is what was meant for a copy that is gone.
+Everything is checked against the epoch and the assignment that this node knows: batches of an older
+leader are dropped, and so are those for a replica that is gone.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
 ITEMS_PER_REQUEST = 500
 GRACE_S = 5.0
 NOT_YET = (FencedEpoch.code, NotLeader.code, UnknownPartition.code)
-"""Of leaders that have not heard of the latest, mostly of their own election."""
+"""Errors of leaders that do not have the latest metadata yet, mostly about their own election."""
 
 
 class Net(Protocol):
-    """How a fetcher reaches its leader."""
+    """How a fetcher connects to its leader."""
 
     loop: asyncio.AbstractEventLoop
     node_id: int
@@ -57,7 +57,7 @@ class Net(Protocol):
     fetch_bytes_max: int
     wait_ms: int
     join_timeout_s: float
-    """For how long a new leader waits for a follower that has not come."""
+    """How long a new leader waits for a follower that has not contacted it."""
 
     async def connect(self, node_id: int) -> Connection: ...
 
@@ -69,13 +69,13 @@ class LeaderFetcher:
         self._net = net
         self.leader = leader
         self._on_fatal = on_fatal
-        self._wanted: dict[LogKey, PartitionLog] = {}  # all of them
-        self._to_subscribe: dict[LogKey, PartitionLog] = {}  # to be subscribed to
-        self._ends_to_report: dict[LogKey, PartitionLog] = {}  # whose end is to be told
+        self._wanted: dict[LogKey, PartitionLog] = {}  # all logs to follow
+        self._to_subscribe: dict[LogKey, PartitionLog] = {}
+        self._ends_to_report: dict[LogKey, PartitionLog] = {}
         self._to_leave: dict[LogKey, None] = {}
         self._subscribed: dict[LogKey, tuple[int, int]] = {}  # -> epoch, assignment
         self._delays: dict[LogKey, float] = {}
-        self._refused: dict[LogKey, None] = {}  # what came failed its checks
+        self._refused: dict[LogKey, None] = {}  # whose batches failed their checks here
         self._connection: Connection | None = None
         self._ended = asyncio.Event()
         self._woken = asyncio.Event()
@@ -89,7 +89,7 @@ class LeaderFetcher:
         return not self._wanted
 
     def want(self, partition_log: PartitionLog) -> None:
-        """Follow it, in its present epoch and under its present assignment."""
+        """Follow this log, in its present epoch and under its present assignment."""
         key = partition_log.key
         self._wanted[key] = partition_log
         self._to_leave.pop(key, None)
@@ -106,7 +106,7 @@ class LeaderFetcher:
             self._send_soon()
 
     def drop(self, key: LogKey) -> None:
-        """Follow it no longer."""
+        """Stop to follow this log."""
         if self._wanted.pop(key, None) is not None:
             self._to_subscribe.pop(key, None)
             self._ends_to_report.pop(key, None)
@@ -117,7 +117,7 @@ class LeaderFetcher:
                 self._send_soon()
 
     def report_end(self, partition_log: PartitionLog) -> None:
-        """Its log ends further on; the leader shall know."""
+        """Report the new end of this log to the leader."""
         key = partition_log.key
         if key in self._subscribed:
             self._ends_to_report[key] = partition_log
@@ -135,7 +135,7 @@ class LeaderFetcher:
                 try:
                     self._connection = await self._net.connect(self.leader)
                 except RaftqError as error:
-                    logger.info("leader=%d cannot be reached: %s", self.leader, error)
+                    logger.info("leader=%d unreachable: %s", self.leader, error)
                     await self._pause(delay)
                     delay = min(delay * 2, RETRY_S_MAX)
                     continue
@@ -144,7 +144,7 @@ class LeaderFetcher:
                 await self._pause(RETRY_S_MIN)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, but not longer than until something new is wanted."""
+        """Wait, but only until there is something new to follow."""
         try:
             async with asyncio.timeout(seconds):
                 await self._woken.wait()
@@ -173,13 +173,13 @@ class LeaderFetcher:
 
     def _end(self, error: BaseException | None) -> None:
         if error is not None and not self._ended.is_set():
-            logger.info("leader=%d conversation ended: %s", self.leader, error)
+            logger.info("leader=%d session ended: %s", self.leader, error)
         self._ended.set()
 
     # Requests
 
     def _send_soon(self) -> None:
-        """Say what is new soon, together with whatever else comes up now."""
+        """Send a request soon, with everything that comes up until then."""
         if not self._send_scheduled and self._open < 2 and self._connection is not None:
             self._send_scheduled = True
             self._net.loop.call_soon(self._send_news)
@@ -228,7 +228,7 @@ class LeaderFetcher:
             pairs = log.epoch_pairs(EPOCHS_MAX)
             self._subscribed[key] = replica.epoch, replica.assignment
             if partition_log.own_end < log.end_offset:
-                # A subscription is also a word about how much is safe here.
+                # A subscription also reports how much is safe here.
                 log.sync()
             partition_log.subscribes()
             found.append(
@@ -295,8 +295,8 @@ class LeaderFetcher:
         if partition_log is None or key not in self._subscribed:
             return
         if item.verb == "refuse":
-            # Who hears late that it leads gives its followers the time to come from then on. One
-            # that came too early must be there again within it.
+            # A leader that learns late of its election gives its followers the full time from then
+            # on. A follower that came too early must be back within that time.
             early = item.error in NOT_YET
             self._postpone(key, item.error, self._net.join_timeout_s / 2 if early else RETRY_S_MAX)
             return
@@ -316,23 +316,23 @@ class LeaderFetcher:
                     partition_log.restart_at(item.offset)
                 self._resubscribe(key)
         except CorruptBatch as error:
-            # Mostly the leader's disk: it hands over what it has without a look.
+            # Mostly the disk of the leader is damaged: it hands over batches unchecked.
             self._refused[key] = None
             self._postpone(key, str(error))
         except StorageError as error:
             if item.verb != "append" and isinstance(error, StorageFailed):
-                # It may be cut, with producers that are known from before, or refuse every cut
-                # until it is opened again; an append that fails is told by the log.
+                # The log may be cut while its producers are not, or it refuses every cut until it
+                # is opened again. The log itself reports an append that fails.
                 self._on_fatal(error)
             self._postpone(key, str(error))
 
     def _postpone(self, key: LogKey, reason: str, most_s: float = RETRY_S_MAX) -> None:
-        """Subscribe again after a while that grows with every failure."""
+        """Subscribe again after a delay that grows with every failure."""
         partition_log = self._wanted[key]
         delay = min(self._delays.get(key, RETRY_S_MIN), max(most_s, RETRY_S_MIN))
         self._delays[key] = min(delay * 2, RETRY_S_MAX)
         logger.info(
-            "partition=%s leader=%d again in=%.2fs reason=%s",
+            "partition=%s leader=%d retry_in=%.2fs reason=%s",
             partition_log, self.leader, delay, reason,
         )  # fmt: skip
         self._subscribed.pop(key, None)
@@ -350,7 +350,7 @@ class LeaderFetcher:
 
 
 class LeaderFetchers:
-    """All fetchers of a node; their tasks belong to whoever passes in `spawn`."""
+    """All fetchers of a node. `spawn` gives their tasks to their owner."""
 
     def __init__(self, net: Net, spawn: Spawn, on_fatal: Callable[[BaseException], None]) -> None:
         self._net = net
@@ -359,7 +359,8 @@ class LeaderFetchers:
         self._fetchers: dict[int, LeaderFetcher] = {}
 
     def follow(self, partition_log: PartitionLog, leader: int | None) -> None:
-        """Follow this leader in the partition's present epoch, and no other; None: nobody."""
+        """Follow this leader, and no other, in the present epoch of the partition. None: no
+        leader."""
         before, partition_log.fetcher = partition_log.fetcher, None
         if before is not None and before.leader != leader:
             before.drop(partition_log.key)

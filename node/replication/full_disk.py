@@ -1,10 +1,10 @@
-"""A node whose disk is full leads nothing that another one can lead. (Shell.)
+"""A node with a full disk gives up every leadership that another node can take. (Shell.)
 
     room ──a log cannot be written──> full: drained ──there is plenty of room again──> room
 
-It is drained as an operator would do it, so leaders move to nodes that can write, and come back by
-themselves when there is room. What only this node can lead stays: it is read and settled there.
-A node that an operator has drained stays drained.
+The node drains itself as an operator would, so leaders move to nodes that can write, and come back
+by themselves when there is room. What only this node can lead stays: it can be read and settled
+there. A node that an operator has drained stays drained.
 """
 
 import logging
@@ -25,7 +25,8 @@ LOOK_S = 1.0
 
 
 class FullDisk:
-    """See the module's docstring. `found` is called as often as a log could not be written."""
+    """Drains this node while its disk is full. `found` is called for every write that found no
+    room."""
 
     def __init__(self, config: NodeConfig, metadata: MetadataLog, disk: Disk, spawn: Spawn) -> None:
         self._node_id = config.node_id
@@ -42,20 +43,21 @@ class FullDisk:
             self._spawn(self._hand_on())
 
     async def _hand_on(self) -> None:
-        logger.warning("node=%d disk=full: it hands on what it leads", self._node_id)
+        logger.warning("node=%d disk=full: other nodes take over its leaderships", self._node_id)
         drained = await self._set_draining(True, self._has_room)
         while not self._has_room():
             await sleep(LOOK_S)
             if not drained:
                 drained = await self._set_draining(True, self._has_room)
-        # From here on it may be found full again, which is a new story.
+        # From here on the disk may be found full again, which starts this over.
         self.is_full = False
         logger.info("node=%d disk=room: it may lead again", self._node_id)
         if drained:
             await self._set_draining(False, lambda: self.is_full)
 
     async def _set_draining(self, draining: bool, is_over: Callable[[], bool]) -> bool:
-        """Whether this changed it; tried until it is decided, or does not matter any more."""
+        """Set the flag, and report whether this changed it. Retries until it is decided, or
+        `is_over`."""
         while not is_over():
             node = self._metadata.state.nodes.get(self._node_id)
             if node is None or node.draining == draining:

@@ -1,10 +1,10 @@
-"""What a node proposes about partitions it leads: who is in sync, or that it resigns. (Shell.)
+"""What a node proposes about partitions it leads: an in-sync set, or to resign. (Shell.)
 
-A change of the in-sync set is proposed until the state machine has answered it or the epoch is
-over, because those it lets in count as members until then. All tries are one command, by its id: it
-is applied once, and what is answered is what became of it. A try that certainly failed says nothing
-of the tries before it. A resignation is proposed once: whether it was decided shows in the next
-epoch.
+A change of the in-sync set is proposed until the state machine has answered or the epoch is over,
+because the nodes that it lets in count as members until then. All tries are the same command with
+the same id: it is applied once, and the answer tells what became of it. A try that certainly failed
+says nothing about the tries before it. A resignation is proposed once: the next epoch shows whether
+it was accepted.
 """
 
 import asyncio
@@ -32,11 +32,12 @@ logger = logging.getLogger(__name__)
 PROPOSALS_MAX = 64
 RETRY_S = 0.2
 REFUSALS = (FencedEpoch, InvalidArgument, UnknownPartition, UnknownTopic)
-"""With these the state machine refuses a change; every other error says that it has not spoken."""
+"""The state machine refuses a change with these errors. Any other error means that it has not
+answered."""
 
 
 class IsrProposals:
-    """See the module's docstring."""
+    """Proposes changes of in-sync sets and resignations, a bounded number at a time."""
 
     def __init__(self, node_id: int, metadata: MetadataLog, partitions: "Partitions") -> None:
         self._node_id = node_id
@@ -63,7 +64,7 @@ class IsrProposals:
     async def _is_answered(
         self, partition: Partition, change: IsrChange, command: ChangeIsr, command_id: bytes
     ) -> bool:
-        """One try; whether the state machine has answered, be it with a refusal."""
+        """Propose once, and report whether the state machine has answered, even with a refusal."""
         try:
             await self._metadata.propose(command, command_id=command_id)
         except REFUSALS as error:
@@ -77,11 +78,11 @@ class IsrProposals:
         return True
 
     def _take_answer(self, partition: Partition, change: IsrChange) -> None:
-        """By now the metadata here has what was decided up to the answer."""
+        """Pass on the answer. By now the metadata here has every decision up to it."""
         ref = partition.ref
         topic = self._metadata.state.topic_by_id(ref.topic_id)
         if topic is None:
-            return  # the partition is closed as soon as its node hears of that
+            return  # the partition will be closed when that change arrives
         partition.replica.end_proposal(change, topic.partitions[ref.number].version)
 
     async def resign(self, partition: Partition, reason: str) -> None:

@@ -1,15 +1,15 @@
-"""Leader side of replication: one conversation per follower node. (Shell.)
+"""Leader side of replication: one session per follower node. (Shell.)
 
-A conversation remembers the logs that its follower subscribed to and how far it was handed
-batches. Requests come one after the other, numbered; each brings what changed at the follower and
-is answered as soon as there is something to say, or after its wait. A newer request answers the one
-that is parked. Work grows with the logs that have news, not with all that are subscribed.
+A session remembers the logs that its follower subscribed to and how far it was handed batches.
+Requests are numbered and come one after the other. Each brings what changed at the follower. It is
+answered as soon as there is something to report, or after its wait. A newer request answers the
+parked one. The work grows with the logs that have news, not with all that are subscribed.
 
-The follower's word about its log moves the high watermark (partition_log.py, replica.py). It counts
-only when it comes from the incarnation that the metadata knows: a node that lost its tail is known
-to have done so before anybody believes what it says next. And it counts only for the assignment
-under which the follower is a replica: one that was moved away and has not heard of it yet is about
-to delete what it tells of.
+The reports of a follower move the high watermark (partition_log.py, replica.py). They count only
+when they come from the incarnation that the metadata knows: a node that lost its tail is known to
+have lost it before its next report counts. And they count only for the assignment under which the
+follower is a replica: a node that was moved away and has not learned it yet is about to delete what
+it reports.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ ITEMS_PER_REPLY = 1000
 
 
 class Throttle:
-    """Bytes that may still be handed to replicas that are being moved. Refills with time."""
+    """The bytes that may still be handed to replicas that are being moved. It refills with time."""
 
     def __init__(self, bytes_s: int) -> None:
         self._bytes_s = bytes_s
@@ -54,7 +54,7 @@ class Throttle:
         self._at = 0.0
 
     def wait_s(self, now: float) -> float:
-        """0 when something may be handed over, else how long to wait."""
+        """Return 0.0 when something may be handed over, else how many seconds to wait."""
         self._left = min(self._bytes_s, self._left + (now - self._at) * self._bytes_s)
         self._at = now
         return 0.0 if self._left > 0 else -self._left / self._bytes_s + 0.01
@@ -64,7 +64,7 @@ class Throttle:
 
 
 class FollowerSession:
-    """With one follower, over one connection."""
+    """The leader side of replication with one follower, over one connection."""
 
     def __init__(
         self,
@@ -91,8 +91,11 @@ class FollowerSession:
     # Requests
 
     def handle(self, message: Replicate) -> "asyncio.Future[Answer]":
-        """Always a future: replies have to leave in the order of their requests, and one that was
-        parked until now leaves only when the loop comes to it."""
+        """Handle a request, and return the future of its reply.
+
+        It is always a future: replies have to leave in the order of their requests, and the reply
+        of a parked request leaves only when the loop comes to it.
+        """
         if message.number != self.number + 1:
             raise RemoteProtocolError(f"request {message.number} after {self.number}")
         self.number = message.number
@@ -128,14 +131,14 @@ class FollowerSession:
             self._refuse(key, wanted.epoch, NotLeader.code)
             return
         if not replica.accepts_reports_of(self.node_id, wanted.epoch, wanted.assignment):
-            # One of the two has not heard of the latest yet: it asks again.
+            # One of the two nodes does not have the latest metadata yet: the follower asks again.
             self._refuse(key, wanted.epoch, FencedEpoch.code)
             return
         self._assignments[key] = wanted.assignment
         log = partition_log.log
         point = common_end(log.epochs, log.end_offset, wanted.pairs(), wanted.end_offset)
         if point < log.start_offset or point < wanted.start_offset:
-            # Nothing that the leader keeps is known to be the same.
+            # No record that the leader keeps is known to be the same.
             self._instruct(partition_log, "reset", log.start_offset)
         elif point < wanted.end_offset:
             self._instruct(partition_log, "truncate", point)
@@ -149,8 +152,11 @@ class FollowerSession:
             partition_log.on_progress(self.node_id, self.incarnation, wanted.end_offset)
 
     def _check_refused(self, partition_log: PartitionLog, offset: int) -> None:
-        """The follower could not use what it was handed from here on. Files are not looked at when
-        they are handed over, and the active one by no scrub: if it is damaged, this finds it."""
+        """Look for damage in batches that the follower could not use.
+
+        Batches are handed over unchecked, and no scrub checks the active segment: damage is found
+        here.
+        """
         left = self._bytes_max
         try:
             for batch in partition_log.log.batches(offset):
@@ -159,13 +165,16 @@ class FollowerSession:
                     break
         except CorruptBatch as error:
             logger.error(
-                "partition=%s node=%d refused what it was handed from offset %d on: %s",
+                "partition=%s node=%d refused the batches from offset %d on: %s",
                 partition_log, self.node_id, offset, error,
             )  # fmt: skip
             partition_log.damaged(error)
         except RaftqError as error:
             logger.warning(
-                "partition=%s node=%d refused, and %s", partition_log, self.node_id, error
+                "partition=%s node=%d refused batches that cannot be checked: %s",
+                partition_log,
+                self.node_id,
+                error,
             )
 
     def _note_progress(self, progress: Progress) -> None:
@@ -174,11 +183,12 @@ class FollowerSession:
         if partition_log is None or not partition_log.replica.accepts_reports_of(
             self.node_id, progress.epoch, progress.assignment
         ):
-            return  # it hears of the end of its subscription in some reply
+            return  # a reply tells the follower that its subscription is over
         if progress.end_offset > partition_log.listeners[self]:
-            # It is wrong about this log; what it follows beside it must not suffer for that.
+            # The follower is wrong about this log. Its other subscriptions must not suffer for
+            # that.
             logger.error(
-                "partition=%s node=%d claims it up to %d, and was handed it up to %d",
+                "partition=%s node=%d reports end=%d, but was handed batches up to %d only",
                 partition_log, self.node_id, progress.end_offset, partition_log.listeners[self],
             )  # fmt: skip
             self._unsubscribe(key)
@@ -213,21 +223,24 @@ class FollowerSession:
             self._new_batches.pop(key, None)
             self._new_watermarks.pop(key, None)
 
-    # What logs tell
+    # Calls from logs
 
     def accepts_reports(self, partition_log: PartitionLog) -> bool:
         key, replica = partition_log.key, partition_log.replica
         return replica.accepts_reports_of(self.node_id, replica.epoch, self._assignments[key])
 
     def on_append(self, partition_log: PartitionLog) -> None:
-        """Handed over at once to a follower that waits: it deals with this batch while the next one
-        is read. What comes meanwhile goes together with its next request."""
+        """Hand new batches at once to a follower that waits.
+
+        It handles them while the next batch is read. What comes meanwhile goes with its next
+        request.
+        """
         self._new_batches[partition_log.key] = partition_log
         if self._parked is not None:
             self._answer_parked()
 
     def on_high_watermark(self, partition_log: PartitionLog) -> None:
-        """Not worth a reply of its own: it rides with the next one."""
+        """Send the new high watermark with the next reply: it is not worth one of its own."""
         self._new_watermarks[partition_log.key] = partition_log
 
     def end_subscription(self, partition_log: PartitionLog) -> None:
@@ -243,7 +256,7 @@ class FollowerSession:
             self._reply(answer)
 
     def _answer(self) -> None:
-        """The wait is over: say what there is, be it nothing."""
+        """Answer the parked request, even with nothing."""
         if self._parked is not None:
             self._reply(self._collect() or (self._reply_of([]), ()))
 
@@ -258,7 +271,8 @@ class FollowerSession:
     # Replies
 
     def _collect(self) -> Answer | None:
-        """Everything there is to say, as far as it fits; None when that is nothing urgent."""
+        """Return everything there is to report, as far as it fits, or None without anything
+        urgent."""
         items, self._refused = self._refused[:ITEMS_PER_REPLY], self._refused[ITEMS_PER_REPLY:]
         buffers: list[Buffer] = []
         size = 0
@@ -276,7 +290,7 @@ class FollowerSession:
         return self._reply_of(items), buffers
 
     def _reply_of(self, items: list[Replicated]) -> ReplicateReply:
-        """With the high watermarks that nobody was told yet."""
+        """Make a reply of these items and the high watermarks that are not reported yet."""
         for key, partition_log in list(self._new_watermarks.items())[:ITEMS_PER_REPLY]:
             del self._new_watermarks[key]
             topic_id, number, log_number = key
@@ -311,7 +325,8 @@ class FollowerSession:
             self._unsubscribe(key)
             return _refusal(key, decided.epoch, error.code), []
         except RaftqError as error:
-            # Retention has passed the follower by, or the disk fails: it asks again.
+            # Retention has dropped what the follower needs, or the disk fails: the follower asks
+            # again.
             logger.warning("partition=%s node=%d %s", partition_log, self.node_id, error)
             self._unsubscribe(key)
             return _refusal(key, decided.epoch, error.code), []
@@ -331,7 +346,7 @@ class FollowerSession:
         return item, buffers
 
     def _resume(self, key: LogKey) -> None:
-        """A throttled log may go on."""
+        """Go on with a log that was throttled."""
         partition_log = self._subscribed.get(key)
         if partition_log is not None and not self.closed:
             self._new_batches[key] = partition_log
@@ -339,7 +354,7 @@ class FollowerSession:
                 self._answer_parked()
 
     def close(self) -> None:
-        """The connection is gone, or the follower begins anew."""
+        """End the session: the connection is gone, or the follower starts over."""
         self.closed = True
         for key in list(self._subscribed):
             self._unsubscribe(key)
@@ -356,7 +371,7 @@ def _refusal(key: LogKey, epoch: int, code: str) -> Replicated:
 
 
 class FollowerSessions:
-    """All of them, by follower node."""
+    """The sessions with all followers, by follower node."""
 
     def __init__(
         self,
@@ -366,7 +381,7 @@ class FollowerSessions:
         note_request: Callable[[int], None],
         move_bytes_s: int,
     ) -> None:
-        """`note_request` is told of every request of a node."""
+        """`note_request` is called for every request of a node."""
         self._loop = loop
         self._find = find
         self._incarnation_of = incarnation_of
@@ -376,12 +391,14 @@ class FollowerSessions:
         self._by_node: dict[int, Any] = {}
 
     def handle(self, message: Replicate, raw: memoryview, session: Any) -> "asyncio.Future[Answer]":
-        """The handler of Replicate requests."""
+        """Handle a Replicate request."""
         if message.number == 0:
             self._begin(message, session)
         follower_session = self._by_session.get(session)
         if follower_session is None or follower_session.node_id != message.node_id:
-            raise FencedEpoch(f"request {message.number} belongs to no conversation: begin anew")
+            raise FencedEpoch(
+                f"request {message.number} belongs to no session: begin again with request 0"
+            )
         self._note_request(message.node_id)
         return follower_session.handle(message)
 
@@ -400,7 +417,7 @@ class FollowerSessions:
         )
 
     def session_ended(self, session: Any) -> None:
-        """A connection is gone."""
+        """End the session of a connection that is gone."""
         follower_session = self._by_session.pop(session, None)
         if follower_session is not None:
             follower_session.close()
@@ -408,7 +425,7 @@ class FollowerSessions:
                 del self._by_node[follower_session.node_id]
 
     def fence(self) -> None:
-        """End the conversations with incarnations that the metadata no longer knows."""
+        """End the sessions with incarnations that the metadata no longer knows."""
         for session, follower_session in list(self._by_session.items()):
             if self._incarnation_of(follower_session.node_id) != follower_session.incarnation:
                 self.session_ended(session)

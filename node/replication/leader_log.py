@@ -1,9 +1,9 @@
-"""What the owner of a led partition's logs sees of it. (Interface.)
+"""What the service of a partition sees of it while this node leads. (Interface.)
 
-A partition has up to three replicated logs, its logs: `data` always, `ledger` and `delays` once
-its topic is used as a queue. While a node leads a partition, a service owns what the other two
-mean: it is made when the epoch begins and stopped when it ends, and everything it remembers beyond
-the logs ends with it.
+A partition has up to three replicated logs: `data` always, `ledger` and `delays` once its topic is
+used as a queue. While a node leads a partition, a service interprets the ledger and the delays log.
+It is made when the epoch begins and stopped when it ends, and everything it remembers beyond the
+logs ends with it.
 """
 
 import asyncio
@@ -24,16 +24,22 @@ class LeaderLog(Protocol):
     def high_watermark(self) -> int: ...
 
     def append(self, batch: bytearray) -> int:
-        """Stamp and write a batch and hand it to the followers; its base offset. NotLeader when
-        the epoch is over. The buffer must not change any more: followers get the same bytes."""
+        """Stamp and write a batch, hand it to the followers, and return its base offset.
+
+        Raises NotLeader when the epoch is over. The buffer must not change afterwards: the
+        followers get the same bytes.
+        """
 
     def replicated(self, end: int) -> "asyncio.Future[None]":
-        """Done when the high watermark has reached `end`; NotLeader, outcome unknown, when the
-        epoch ends before."""
+        """Return a future that is done when the high watermark has reached `end`. It fails with
+        NotLeader, outcome unknown, when the epoch ends before."""
 
     def truncate_prefix(self, offset: int) -> None:
-        """Forget what is below the offset, which is readable: soon, when everything readable now
-        is on disk here. The followers do the same."""
+        """Drop what is below the offset, which must be readable.
+
+        It happens soon, when everything that is readable now is on disk here. The followers do the
+        same.
+        """
 
 
 class Leadership(Protocol):
@@ -46,28 +52,28 @@ class Leadership(Protocol):
     ledger: LeaderLog | None
     delays: LeaderLog | None
     old_epochs_replicated: "asyncio.Future[None]"
-    """Done when everything of older epochs is replicated in every log: only then may be told
-    what the logs say."""
+    """Done when everything of older epochs is replicated in every log. Only then may a service
+    answer from the logs."""
 
     @property
     def config(self) -> TopicConfig: ...
 
     @property
     def active(self) -> bool:
-        """Whether it is still this epoch."""
+        """Whether the epoch is not over."""
 
     def watch_readable(self, callback: Callable[[], None]) -> None:
-        """Call this whenever the high watermark of `data` has moved."""
+        """Call `callback` whenever the high watermark of `data` has moved."""
 
     def has_enough_replicas(self) -> bool:
-        """Whether a write can be acknowledged by the in-sync set now."""
+        """Report whether the in-sync set can acknowledge a write now."""
 
 
 class LeaderService(Protocol):
-    """Owns the meaning of a led partition's logs for one epoch."""
+    """Interprets the logs of a partition for one epoch."""
 
     def stop(self) -> None:
-        """The epoch is over. Whoever waits gets NotLeader."""
+        """End with the epoch. Everybody who waits gets NotLeader."""
 
     def scheduled(self, base: int, batch: memoryview) -> None:
-        """The partition has appended a batch of delayed records to `delays`, stamped, at `base`."""
+        """Note a stamped batch of delayed records that was appended to `delays` at `base`."""

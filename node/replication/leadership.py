@@ -1,7 +1,7 @@
-"""A partition while this node leads it, as the owner of its logs sees it. (Shell.)
+"""A partition while this node leads it, as its service sees it. (Shell.)
 
-One object per epoch: when the epoch ends it is of no use any more, and says so. See leader_log.py
-for what is promised.
+There is one object per epoch. When the epoch ends, it refuses everything. leader_log.py has the
+promises.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _NEVER = float("inf")
 
 
 class PartitionLeaderLog:
-    """A ReplicatedLog over a log."""
+    """A LeaderLog over a PartitionLog."""
 
     __slots__ = ("_leadership", "_log_progress", "_partition_log", "log")
 
@@ -51,7 +51,7 @@ class PartitionLeaderLog:
 
 
 class _Watcher:
-    """A reader of a log that calls somebody."""
+    """A reader of a log that calls a function."""
 
     __slots__ = ("more",)
 
@@ -60,7 +60,7 @@ class _Watcher:
 
 
 class PartitionLeadership:
-    """A Led over a partition."""
+    """A Leadership over a Partition."""
 
     def __init__(self, partition: Partition, loop: asyncio.AbstractEventLoop) -> None:
         self._partition = partition
@@ -102,12 +102,12 @@ class PartitionLeadership:
         return self._partition.leader_lost()
 
     def check(self) -> None:
-        """Raise NotLeader, and nothing was done, unless it is still this epoch."""
+        """Raise NotLeader, with nothing done, when the epoch is over."""
         if not self.active:
             raise self._partition.not_leader()
 
     def end(self, error: RaftqError) -> None:
-        """The epoch is over."""
+        """End the epoch."""
         self.active = False
         _forget(self._readers)
         _forget(self._old_epoch_watchers)

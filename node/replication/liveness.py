@@ -1,8 +1,8 @@
-"""Which nodes still ask this one for what they follow. (Core.)
+"""Which nodes still send fetch requests to this one. (Core.)
 
-A follower that has everything says nothing about a partition, but it asks for news all the time.
-One that is alive, as the controller knows, and asks for nothing cannot get here; then clients may
-not get here, either, and whoever leads finds no sign of that in its partitions.
+A follower that has everything reports nothing about a partition, but it sends requests all the
+time. A node that is alive according to the controller and sends no requests cannot reach this node.
+Clients may not reach it either, and nothing in its partitions would show that.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from raftq.node.replication.replica import NEVER
 
 
 class FollowerLiveness:
-    """When each node was last heard, and who has not been heard for `timeout_s`."""
+    """When each node last sent a request, and who has sent none for `timeout_s`."""
 
     __slots__ = ("_me", "_requested_at", "_timeout_s", "unreachable")
 
@@ -25,7 +25,8 @@ class FollowerLiveness:
         self._requested_at[node] = now
 
     def update(self, alive: Iterable[int], now: float) -> bool:
-        """Look again, among the living; whether others are silent than before."""
+        """Find the unreachable nodes among those alive, and report whether they are others than
+        before."""
         since = now - self._timeout_s
         requested_at = self._requested_at
         before = self.unreachable

@@ -1,7 +1,7 @@
-"""Requests that wait until records have come far enough. (Shell.)
+"""Requests that wait until the log has reached an offset. (Shell.)
 
-One queue per log and condition, in the order of their ends, which is nearly always the order in
-which they came.
+There is one queue per log and condition, in the order of the offsets. That is nearly always the
+order of arrival.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class _Waiting:
 
 
 class OffsetWaiters:
-    """See the module's docstring."""
+    """A queue of requests that wait for offsets of one log."""
 
     __slots__ = ("_queue",)
 
@@ -37,11 +37,11 @@ class OffsetWaiters:
         return bool(self._queue)
 
     def add(self, end: int, deadline: float, reply: T) -> "asyncio.Future[T]":
-        """The answer, once everything below `end` has come far enough."""
+        """Return a future that gets `reply` once everything below `end` meets the condition."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         waiting, queue = _Waiting(end, deadline, future, reply), self._queue
         if queue and queue[-1].end > end:
-            # A repeated request, whose records have been here for a while.
+            # This is a repeated request: its records have been here for a while.
             at = len(queue) - 1
             while at and queue[at - 1].end > end:
                 at -= 1
@@ -51,7 +51,7 @@ class OffsetWaiters:
         return future
 
     def release(self, end: int) -> None:
-        """Answer those whose records are all below this offset."""
+        """Answer the requests whose records are all below this offset."""
         queue = self._queue
         while queue and queue[0].end <= end:
             waiting = queue.popleft()
@@ -59,15 +59,15 @@ class OffsetWaiters:
                 waiting.future.set_result(waiting.reply)
 
     def fail(self, error: RaftqError) -> None:
-        """Nobody here can be answered any more."""
+        """End all requests with this error."""
         for waiting in self._queue:
             if not waiting.future.done():
                 waiting.future.set_exception(error)
-                waiting.future.exception()  # whoever asked may be gone
+                waiting.future.exception()  # the caller may be gone
         self._queue.clear()
 
     def expire(self, now: float, error: RaftqError) -> None:
-        """End those whose time is over, and forget those whose callers are gone."""
+        """End requests whose time is over, and forget those whose callers are gone."""
         queue = self._queue
         if any(waiting.deadline <= now or waiting.future.done() for waiting in queue):
             for waiting in queue:

@@ -1,16 +1,17 @@
 """One replica of a partition: its logs and its role. (Shell.)
 
-Joins the logs (partition_log.py) and the role that they share (replica.py), and answers producers.
-Everything runs on the event loop, per batch; nothing here awaits.
+It joins the logs (partition_log.py) and the role that they share (replica.py), and answers
+producers. Everything runs on the event loop, once per batch; nothing here awaits.
 
     leader    produce: check, deduplicate, append, hand to followers, answer when `acks` is met
-    follower  appends what the leader handed over; cuts where the leader says the logs part
+    follower  appends what the leader handed over; cuts its log where it differs from the leader's
 
-Who leads is decided by the metadata (partitions.py brings it), when the in-sync set changes is
-decided by the role and proposed by partitions.py. An acknowledgement of `all` means: every member
-of the in-sync set has it, as durable as the topic's fsync policy asks.
+The metadata decides who leads, and partitions.py brings those decisions here. The role decides when
+the in-sync set should change, and partitions.py proposes it. An acknowledgement of `all` means that
+every member of the in-sync set has the records, as durable as the topic's fsync policy asks.
 
-While it leads, a service may own what the logs mean (leader_log.py). It ends with the epoch.
+While this node leads, a service may interpret the ledger and delays logs (leader_log.py). It ends
+with the epoch.
 """
 
 import asyncio
@@ -52,8 +53,11 @@ __all__ = ["Partition", "PartitionRef", "ReadWaiter", "ReplicaHost"]
 
 
 class Partition:
-    """See the module's docstring. `data` is always there; the other logs are opened later, both
-    at once, when the topic is a queue."""
+    """One replica of a partition on this node.
+
+    `data` always exists. The ledger and delays logs are opened together, when the topic becomes a
+    queue.
+    """
 
     __slots__ = (
         "_home",
@@ -80,7 +84,7 @@ class Partition:
         self.replica = replica
         self.closed = False
         self.service: LeaderService | None = None
-        """Owns what the logs mean, while this node leads; None: nobody does."""
+        """Interprets the ledger and delays logs while this node leads, or None."""
         self.leadership: PartitionLeadership | None = None
         self._home = home
         self.logs: list[PartitionLog] = []
@@ -89,7 +93,7 @@ class Partition:
         self.log = log  # of `data`
 
     def configure(self, config: TopicConfig) -> None:
-        """Take on the topic's settings; those of the log's files hold from the next open."""
+        """Apply the settings of the topic. Those of the log files apply from the next open on."""
         self.config = config
         for partition_log in self.logs:
             partition_log.configure(config)
@@ -98,7 +102,7 @@ class Partition:
 
     @property
     def is_queue(self) -> bool:
-        """Whether all logs are open."""
+        """Whether the ledger and delays logs are open, too."""
         return len(self.logs) == len(NAMES)
 
     @property
@@ -110,12 +114,12 @@ class Partition:
         return self.log_of(DELAYS)
 
     def log_of(self, number: int) -> PartitionLog | None:
-        """None while it is not open."""
+        """Return the log with this number, or None while it is not open."""
         logs = self.logs
         return logs[number] if number < len(logs) else None
 
     def open_log(self, log: Log, producers: Producers) -> PartitionLog:
-        """There is one more log from now on, whatever the role."""
+        """Add one more log, in whichever role."""
         own_end = log.flushed_offset if self.config.fsync == "always" else log.end_offset
         progress = self.replica.open_log(log.end_offset, own_end, self._home.loop.time())
         partition_log = PartitionLog(self, log, producers, progress, self._home)
@@ -128,7 +132,7 @@ class Partition:
     # Roles
 
     def decide(self, decided: Decided, me: int) -> None:
-        """Act on what the metadata says now."""
+        """Act on what the metadata says now. `me` is the id of this node."""
         replica = self.replica
         now = self._home.loop.time()
         if decided.epoch == replica.epoch:
@@ -143,7 +147,7 @@ class Partition:
             self._home.mark_active(self)
 
     def _begin(self, decided: Decided, me: int, now: float) -> None:
-        """A new epoch."""
+        """Begin a new epoch."""
         replica = self.replica
         leadership = replica.role == "leader"
         if decided.leader != me:
@@ -159,7 +163,7 @@ class Partition:
             replica.advance()
 
     def _stand_down(self) -> None:
-        """Whoever waits for this leader has to go on elsewhere."""
+        """End everything that belongs to the leadership that is over."""
         error = self.leader_lost()
         leadership, service = self.leadership, self.service
         self.leadership = self.service = None
@@ -177,22 +181,24 @@ class Partition:
         decided = self.replica.decided
         text = f"node {decided.leader} leads {self.ref}"
         if decided.leader is None:
-            text = f"nobody leads {self.ref} at the moment"
+            text = f"no node leads {self.ref} at the moment"
         error = NotLeader(f"{text}, in epoch {decided.epoch}")
         return error.with_details(leader=decided.leader, epoch=decided.epoch)
 
     def leader_lost(self) -> LeaderLost:
-        """For whoever waits: what was written here may have been replicated or not."""
+        """Make the error for callers that wait: it is unknown whether their records are
+        replicated."""
         error = self.not_leader()
         return LeaderLost(str(error)).with_details(**error.details)
 
     @property
     def old_epochs_replicated(self) -> bool:
-        """Whether all of older epochs is replicated, in every log; of a leader."""
+        """Whether everything of older epochs is replicated, in every log. Only asked of a
+        leader."""
         return all(log.progress.old_epochs_replicated for log in self.logs)
 
     def check_leader(self, epoch: int) -> None:
-        """Raise unless this is the leader and the caller knows that."""
+        """Raise unless this node leads and the caller knows the epoch."""
         replica = self.replica
         if replica.role != "leader":
             raise self.not_leader()
@@ -205,7 +211,7 @@ class Partition:
     def produce(
         self, message: Produce, raw: memoryview
     ) -> "ProduceReply | asyncio.Future[ProduceReply]":
-        """Append the batches and answer as `acks` asks."""
+        """Append the batches and reply when `acks` is met."""
         self.check_leader(message.epoch)
         replica = self.replica
         acks = message.acks
@@ -223,8 +229,8 @@ class Partition:
                 partition_log = self.data
                 end = partition_log.append_incoming(raw, bases, message.copies)
         except StorageFailed as error:
-            # This node ends of it, and another one leads. A producer goes on there; what is known
-            # of its sequences tells whether anything of this was written.
+            # This node stops because of it, and another one will lead. The producer goes on there:
+            # its sequences tell whether any of this was written.
             raise LeaderLost(f"the disk of the leader of {self.ref} failed: {error}") from error
         reply = ProduceReply(tuple(bases), replica.epoch)
         if acks == "all":
@@ -236,10 +242,11 @@ class Partition:
         return reply
 
     def _append_delayed(self, raw: memoryview, bases: list[int]) -> tuple[PartitionLog, int]:
-        """The service hears of every batch that was written, whatever became of those after it."""
+        """Append delayed records. The service learns of every batch that was written, even when a
+        later one failed."""
         delays, service = self.delays, self.service
         if delays is None:
-            raise InvalidArgument(f"{self.ref} is no queue and keeps no delayed records")
+            raise InvalidArgument(f"{self.ref} is not a queue, so it keeps no delayed records")
         before = delays.log.end_offset
         try:
             return delays, delays.append_incoming(raw, bases)
@@ -253,11 +260,11 @@ class Partition:
         try:
             service.scheduled(base, batch)
         except Exception as error:
-            # It would not know of these records until another epoch begins.
+            # The service would miss these records until the next epoch.
             self._home.failed(self, error)
 
     def expire(self, now: float) -> bool:
-        """End produce requests whose time is over; whether any still wait."""
+        """End produce requests whose time is over, and report whether any still wait."""
         waits = False
         for partition_log in self.logs:
             waits = partition_log.expire(now) or waits
@@ -268,7 +275,7 @@ class Partition:
         return self.replica.decided.moving
 
     def close(self, clean: bool = True) -> None:
-        """Let go of everyone and close the files; all of them, whatever one of them raises."""
+        """End everything that waits and close all files, even when one of them raises."""
         if self.closed:
             return
         self.closed = True

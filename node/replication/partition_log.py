@@ -1,13 +1,13 @@
-"""One replicated log of a partition's replica, a log of it: the only writer of it. (Shell.)
+"""One replicated log of a partition, and the only writer of its files. (Shell.)
 
     0 data     what producers wrote; always there
     1 ledger   what was done with it: leases, settlements, stored offsets
     2 delays   what producers wrote to be delivered later
 
-A log joins a log, the producers' sequences in it and how far its copies reach (replica.py), and
-knows who waits: requests for the high watermark or a sync, readers for new records, followers for
-new batches. Everything runs on the event loop, per batch; nothing here awaits. The role is the
-partition's.
+A PartitionLog joins a log on disk, the producers' sequences in it and the progress of its copies
+(replica.py). It knows who waits: requests wait for the high watermark or for a sync, readers wait
+for new records, followers wait for new batches. Everything runs on the event loop, once per batch;
+nothing here awaits. The role belongs to the partition, not to its logs.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ TAIL_BYTES_MAX = 4 * 1024 * 1024
 
 T = TypeVar("T")
 LogKey = tuple[int, int, int]
-"""Topic id, number of the partition, number of the log."""
+"""(topic id, partition number, log number)"""
 
 
 class ReplicaHost(Protocol):
@@ -66,26 +66,28 @@ class ReplicaHost(Protocol):
     syncer: Syncer
 
     def mark_active(self, partition: "Partition") -> None:
-        """It has something that time may change: waiting requests, followers behind."""
+        """Look at this partition at every tick: it has waiting requests, or followers that are
+        behind."""
 
     def damaged(self, partition_log: "PartitionLog", error: BaseException) -> None:
-        """Part of its log cannot be read."""
+        """Report that a part of this log cannot be read."""
 
     def disk_full(self) -> None:
-        """There was no room for what was to be written."""
+        """Report that a write found no room on the disk."""
 
     def failed(self, partition: "Partition", error: BaseException) -> None:
-        """It cannot go on: a log cannot be written any more, or its service is broken."""
+        """Report that the partition cannot go on: a log refuses writes, or its service is
+        broken."""
 
 
 class ReadWaiter(Protocol):
-    """Whoever waits for more to read."""
+    """Somebody who waits for more records to read."""
 
     def more(self) -> None: ...
 
 
 class LogCounts:
-    """What was done to the log since it was opened, for metrics."""
+    """Counters of one log since it was opened, for metrics."""
 
     __slots__ = (
         "append_s", "appended_bytes", "appended_records", "appends", "duplicates", "read_bytes",
@@ -103,7 +105,7 @@ class LogCounts:
 
 
 class PartitionLog:
-    """See the module's docstring."""
+    """One replicated log of a partition, in whichever role its node has."""
 
     __slots__ = (
         "_current", "_directory", "_flushing", "_front", "_home", "_limits", "_owed", "_saved_base",
@@ -128,14 +130,14 @@ class PartitionLog:
         self.log = log
         self.producers = producers
         self.progress = progress
-        # What was readable before the restart still is: whoever leads has it.
+        # What was readable before a restart still is: every possible leader has it.
         progress.high_watermark = max(progress.high_watermark, log.readable_offset)
         progress.on_advance = self.on_high_watermark
         self.listeners: dict[FollowerSession, int] = {}
-        """Each follower's session -> the offset up to which it was handed batches."""
+        """The session of each follower -> the offset up to which it was handed batches."""
         self.readers: dict[ReadWaiter, None] = {}
         self.fetcher: LeaderFetcher | None = None
-        """Follows the leader of this log while another node leads; None: nobody does."""
+        """Follows the leader of this log while another node leads, or None."""
         self.for_all = OffsetWaiters()
         self.for_sync = OffsetWaiters()
         self.tail = RecentBatches(TAIL_BYTES_MAX)
@@ -159,8 +161,8 @@ class PartitionLog:
         before, self._syncs = self._syncs, config.fsync == "always"
         self._limits = Limits(value_bytes_max=config.value_bytes_max, delayed=self.number == DELAYS)
         if before is not None and before != self._syncs:
-            # This copy counts up to elsewhere now. A follower does not take back what it has told:
-            # that was what the topic asked for then.
+            # This copy counts up to another offset now. A follower does not withdraw an end that it
+            # has reported: that end was right under the old setting.
             if self.replica.role == "leader" or not self._syncs:
                 self._on_own_end()
             if self.own_end < self.log.end_offset:
@@ -168,20 +170,25 @@ class PartitionLog:
 
     @property
     def own_end(self) -> int:
-        """Up to where this copy counts. What was readable before it was copied has to be synced,
-        whatever the topic asks for: a power cut may cost a member of the isr what was written in
-        the last moment, not what was copied then."""
+        """The offset up to which this copy counts.
+
+        What was readable before this copy took it counts only once it is synced, whatever the
+        topic asks for. A power cut may cost a member of the isr what was written in the last
+        moment. It must not cost what was copied in the last moment.
+        """
         flushed = self.log.flushed_offset
         return flushed if self._syncs or flushed < self._owed else self.log.end_offset
 
     # The leader writes
 
     def append_incoming(self, raw: memoryview, bases: list[int], copies: bool = False) -> int:
-        """Append a client's batches, all but repeated ones; the end of the last. Their base offsets
-        are added to `bases`, so that whoever gets an error knows how far it went. `copies` of what
-        was taken before are taken whatever the topic's limits are now.
+        """Append a client's batches, except repeated ones, and return the end of the last.
 
-        Without any it is the end of what is there: a client asks whether one would be taken."""
+        Adds the base offsets to `bases`, so that a caller that gets an error knows how far the
+        write got. `copies` of records that were accepted earlier are accepted whatever the topic's
+        limits are now. Without any batch, the result is the end of the log: a client asks whether a
+        batch would be accepted.
+        """
         limits = DEFAULT_LIMITS if copies else self._limits
         batches = check_incoming(raw, limits) if len(raw) else []
         self._check_room()
@@ -225,7 +232,8 @@ class PartitionLog:
             self._home.disk_full()
 
     def append(self, batch: bytearray) -> int:
-        """Write a batch of the node's own; its base offset. The batch is the log's then."""
+        """Append a batch of this node and return its base offset. The log owns the buffer
+        afterwards."""
         log = self.log
         before = log.end_offset
         began = self._home.loop.time()
@@ -246,7 +254,7 @@ class PartitionLog:
         return base
 
     def _check_room(self) -> None:
-        """DiskFull while what is left of the disk is for ledgers."""
+        """Raise DiskFull when the rest of the disk is reserved for ledgers."""
         if self.reserve is not None and self.number != LEDGER:
             try:
                 self.reserve.check(self._home.loop.time())
@@ -255,7 +263,7 @@ class PartitionLog:
                 raise
 
     def _write_again(self, error: DiskFull | StorageFailed, write: Callable[[], T]) -> T:
-        """A ledger that found the disk full gets the room that was set aside for it."""
+        """Try a failed write again: a ledger may use the room that is reserved for it."""
         if isinstance(error, DiskFull):
             self._home.disk_full()
         try:
@@ -287,23 +295,24 @@ class PartitionLog:
             self._rolled()
 
     def _rolled(self) -> None:
-        """A segment was sealed: have it synced soon, so that not too many wait for that."""
+        """Sync the segment that was sealed soon, so that not too many wait for a sync."""
         self.save_producers()
         self.flush()
 
     def save_producers(self) -> None:
-        """Keep the sequences beside the log, so that an open reads only what came after."""
+        """Save the sequences beside the log, so that an open reads only what came after."""
         self._saved_base = self.log.segments.active.base_offset
         self.producers.end_offset = self.log.end_offset
         producer_files.save(self.producers, self.log.disk, self._directory)
 
     def wait_for_all(self, end: int, timeout_ms: int, reply: T) -> "asyncio.Future[T]":
-        """The reply, once all of the in-sync set have everything below `end`."""
+        """Return the reply once every member of the in-sync set has everything below `end`."""
         self._home.mark_active(self.partition)
         return self.for_all.add(end, self._home.loop.time() + timeout_ms / 1000, reply)
 
     def wait_for_sync(self, end: int, timeout_ms: int, reply: T) -> "asyncio.Future[T] | None":
-        """The reply, once that is as durable here as the topic asks; None when it is already."""
+        """Return the reply once `end` is as durable here as the topic asks; None if it is
+        already."""
         if not self._syncs or end <= self.log.flushed_offset:
             return None
         self._home.mark_active(self.partition)
@@ -312,7 +321,7 @@ class PartitionLog:
     # Syncs
 
     def flush(self) -> None:
-        """Ask for a sync of everything so far; one at a time, so that many writes share it."""
+        """Request a sync of everything so far. Only one runs at a time, so many writes share it."""
         if self._flushing or self.partition.closed:
             return
         self._flushing = True
@@ -340,13 +349,16 @@ class PartitionLog:
 
     @property
     def _must_pay(self) -> bool:
-        """Whether somebody waits for a sync of what was copied; nobody does while more is."""
+        """Whether what was copied must be synced now. While more is copied, the sync can wait."""
         is_copying = self.replica.role == "follower" and not self._current
         return self.log.flushed_offset < self._owed and not is_copying
 
     def _on_own_end(self) -> None:
-        """This copy counts up to `own_end` now. Whether the topic asks for syncs may have changed
-        since the one began that is told of, so a follower says it in any case."""
+        """Note that this copy counts up to `own_end` now.
+
+        The topic's fsync setting may have changed since the sync began, so a follower reports its
+        end in any case.
+        """
         if self.replica.role == "leader":
             self.for_sync.release(self.own_end)
             self.progress.on_own_end(self.own_end)
@@ -354,15 +366,18 @@ class PartitionLog:
             self._report_end()
 
     def _report_end(self) -> None:
-        """Have the leader learn that this follower's log ends further on now."""
+        """Let the leader know that the log of this follower ends further on."""
         if self.fetcher is not None:
             self.fetcher.report_end(self)
 
     # The beginning of the log
 
     def drop_below(self, offset: int) -> None:
-        """Forget what is below the offset, as soon as everything that is readable now is on disk:
-        what takes its place is, too, then. A leader's followers do the same."""
+        """Drop what is below the offset, once everything that is readable now is on disk.
+
+        What replaces the dropped records is then on disk too. The followers of a leader do the
+        same.
+        """
         progress = self.progress
         assert offset <= progress.high_watermark, f"{self}: {offset} is not readable yet"
         if offset > self.log.start_offset and (self._front is None or offset > self._front[0]):
@@ -383,7 +398,7 @@ class PartitionLog:
     # Who waits
 
     def on_high_watermark(self) -> None:
-        """The high watermark moved."""
+        """Pass on that the high watermark has moved."""
         high_watermark = self.progress.high_watermark
         self.log.set_readable(high_watermark)
         self.for_all.release(high_watermark)
@@ -397,7 +412,7 @@ class PartitionLog:
             reader.more()
 
     def expire(self, now: float) -> bool:
-        """End requests whose time is over; whether any still wait."""
+        """End requests whose time is over, and report whether any still wait."""
         if not self.for_all and not self.for_sync:
             return False
         error = RequestTimeout(f"{self} has the records, but not enough replicas have them in time")
@@ -406,7 +421,7 @@ class PartitionLog:
         return bool(self.for_all or self.for_sync)
 
     def stand_down(self, error: RaftqError) -> None:
-        """Whoever waits for this leader has to go on elsewhere."""
+        """End everything that waits for this leader: its clients must go on elsewhere."""
         self.for_all.fail(error)
         self.for_sync.fail(error)
         self.tail.clear()
@@ -418,17 +433,17 @@ class PartitionLog:
     # Followers of this leader
 
     def end_outdated_subscriptions(self) -> None:
-        """Of followers that are no replicas any more, or are so anew and have to say it again."""
+        """End the subscriptions of nodes that are no longer replicas, or are replicas anew."""
         for listener in list(self.listeners):
             if not listener.accepts_reports(self):
                 listener.end_subscription(self)
 
     def damaged(self, error: CorruptBatch) -> None:
-        """Some reader met damage."""
+        """Report damage that a reader has found."""
         self._home.damaged(self, error)
 
     def hand_over(self, listener: "FollowerSession", bytes_max: int) -> tuple[list[Buffer], int]:
-        """The next batches for a follower, from memory or file, and how many bytes they have."""
+        """Return the next batches for a follower, from memory or file, and their size in bytes."""
         offset = self.listeners[listener]
         log = self.log
         if offset >= log.end_offset:
@@ -445,7 +460,7 @@ class PartitionLog:
         return buffers, size
 
     def on_progress(self, node: int, incarnation: int, end_offset: int) -> None:
-        """A follower's log ends here now."""
+        """Note where a follower's log ends."""
         end_offset = min(end_offset, self.log.end_offset)
         self.progress.on_progress(node, incarnation, end_offset, self._home.loop.time())
         if node not in self.replica.decided.isr:
@@ -454,11 +469,11 @@ class PartitionLog:
     # The follower writes
 
     def subscribes(self) -> None:
-        """It may lack what is readable, until the leader's first batches show otherwise."""
+        """Assume that readable records are missing here until the leader's batches show otherwise."""
         self._current = False
 
     def take(self, raw: Buffer, high_watermark: int, start_offset: int) -> None:
-        """Append what the leader handed over; CorruptBatch when it does not fit here."""
+        """Append what the leader handed over. Raises CorruptBatch when it does not fit here."""
         log, producers = self.log, self.producers
         before = log.end_offset
         if len(raw):
@@ -483,14 +498,18 @@ class PartitionLog:
         if known > progress.high_watermark:
             progress.high_watermark = known
             log.set_readable(known)
-        # Not before everything readable is here: what the leader has in place of its beginning.
+        # The readable records must be here first: they replace what the leader has dropped.
         if start_offset > log.start_offset and start_offset <= high_watermark <= log.end_offset:
             self.drop_below(start_offset)
 
     def _copied(self, before: int, high_watermark: int) -> None:
-        """The log ended at `before` when so much was readable. A member of the isr lacks nothing of
-        that. One that does has to sync it; but not what it is handed once it keeps up, or it would
-        be behind by a sync for as long as there are writers."""
+        """Note what has to be synced after a copy. The log ended at `before`, and everything below
+        `high_watermark` was readable.
+
+        A member of the isr lacks nothing readable. A follower that lacked some of it must sync what
+        it copied. Once it keeps up it need not: otherwise it would be a sync behind for as long as
+        there are writers.
+        """
         end = self.log.end_offset
         if not self._current or end < high_watermark:
             if before < high_watermark:
@@ -498,7 +517,7 @@ class PartitionLog:
             self._current = end >= high_watermark
 
     def cut(self, end_offset: int) -> None:
-        """Drop what the leader does not have."""
+        """Drop the end of the log that the leader does not have."""
         high_watermark, log = self.progress.high_watermark, self.log
         level = logging.ERROR if end_offset < high_watermark else logging.WARNING
         logger.log(
@@ -509,12 +528,12 @@ class PartitionLog:
         self._rewritten()
 
     def restart_at(self, start_offset: int) -> None:
-        """Drop everything: the leader begins after where this log ends."""
+        """Drop everything: the log of the leader begins after the end of this one."""
         logger.warning(
-            "partition=%s begins anew at=%d was=[%d,%d)",
+            "partition=%s restarts at=%d was=[%d,%d)",
             self, start_offset, self.log.start_offset, self.log.end_offset,
         )  # fmt: skip
-        # First: a snapshot at the very offset where the log begins anew would be believed.
+        # Remove the snapshots first: one at exactly the new start would be trusted.
         producer_files.remove_above(self.log.disk, self._directory, -1)
         self.log.reset(start_offset)
         self._rewritten()
@@ -530,7 +549,8 @@ class PartitionLog:
     # Reads
 
     def read(self, offset: int, bytes_max: int) -> Buffer:
-        """Raw batches below the high watermark; empty when there are none from here."""
+        """Return raw batches below the high watermark; empty when there are none from `offset`
+        on."""
         log, high_watermark = self.log, self.progress.high_watermark
         if offset >= high_watermark:
             if offset > log.end_offset:
@@ -550,12 +570,13 @@ class PartitionLog:
 
 
 def producers_directory(replica: str, number: int) -> str:
-    """Where the snapshots of a log's producers are, in the directory of the replica."""
+    """Return the directory of the producer snapshots of a log."""
     return replica if number == DATA else f"{replica}/{NAMES[number]}"
 
 
 def known_producers(log: Log, directory: str, producers_max: int = PRODUCERS_MAX) -> Producers:
-    """The producers' sequences as of the log's end, from the newest snapshot and the log."""
+    """Return the producers' sequences at the end of the log, from the newest snapshot and the
+    log."""
     producers = producer_files.load_newest(log.disk, directory, log.end_offset, producers_max)
     producer_files.rebuild(log, producers)
     return producers

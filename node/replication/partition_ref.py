@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PartitionRef:
-    """`directory` is the replica's own."""
+    """A partition, and the directory of its replica on this node."""
 
     topic: str
     topic_id: int

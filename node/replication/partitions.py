@@ -1,19 +1,18 @@
-"""All replicas of a node: opens, leads, follows and closes them as the metadata says. (Shell.)
+"""All replicas on a node: opens, leads, follows and closes them as the metadata says. (Shell.)
 
-    metadata change ──> for each partition that changed: open or close the replica, tell it what
-                        was decided, follow its leader
-    time            ──> for each partition that has something open: end requests whose time is
-                        over, propose changes of the in-sync set
+    metadata change ──> for each partition that changed: open or close the replica, apply the
+                        decision to it, follow its leader
+    time            ──> for each active partition: end requests whose time is over, propose
+                        changes of the in-sync set
 
-A partition of a queue has two more logs, which are opened when the topic becomes one. Whoever owns
-what they mean while this node leads (`serve`) is called for every epoch of a queue, and of the
-cluster's own topics.
+A partition of a queue has two more logs, which are opened when the topic becomes a queue. `serve`
+makes the service that interprets them while this node leads. It is called for every epoch of a
+queue, and of the internal topics of the cluster.
 
-Nothing is led or followed before the metadata knows this incarnation of the node: until then
-(`start`) it may still be counted with data that it no longer has.
+Nothing is led or followed before the metadata knows this incarnation of the node (`start`): until
+then the metadata may still count on data that this node has lost.
 
-What is looked at regularly are the partitions that have something open (`mark_active`), not all of
-them: an idle partition costs nothing.
+Only active partitions (`mark_active`) are looked at regularly, so an idle partition costs nothing.
 """
 
 import asyncio
@@ -77,7 +76,7 @@ Serve = Callable[[Leadership], LeaderService]
 
 
 class Partitions:
-    """See the module's docstring. Its tasks belong to whoever passes in `spawn`."""
+    """The replicas on this node. `spawn` gives its tasks to their owner."""
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class Partitions:
         self.by_id: dict[Key, Partition] = {}
         self.on_damage: Callable[[PartitionLog, BaseException], None] | None = None
         self.serve: Serve | None = None
-        """Makes the owner of a led partition's logs; set before `start`."""
+        """Makes the service of a partition that this node leads. Set before `start`."""
         self.metrics = NodeMetrics()
         self._config = config
         self._me = config.node_id
@@ -110,7 +109,7 @@ class Partitions:
         self._to_open: dict[Key, None] = {}
         self._opening = False
         self.opened = asyncio.Event()
-        """Set while every replica that should be here is open."""
+        """Set while every replica that belongs here is open."""
         self.opened.set()
         self._tick_timer: asyncio.TimerHandle | None = None
         self._proposals = IsrProposals(self._me, metadata, self)
@@ -122,8 +121,11 @@ class Partitions:
         # A follower without news asks again when its last request was answered with nothing.
         self._liveness = FollowerLiveness(self._me, max(times.lag_ms, 3 * times.wait_ms) / 1000)
         self.cut_off = False
-        """Whether the controller has not heard this node for a lease. What it leads goes on, as far
-        as its followers do; but others may lead it by now, so nobody should wait here for news."""
+        """Whether the controller has received no heartbeat of this node for a whole lease.
+
+        The node goes on leading as long as its followers fetch. But another node may lead by now,
+        so no reader should wait here for news.
+        """
         self._enabling: dict[int, asyncio.Lock] = {}
 
     def start(
@@ -132,7 +134,7 @@ class Partitions:
         wall_ms: Callable[[], int],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """The metadata knows this incarnation: open everything and take up the roles."""
+        """Open everything and take up the roles. The metadata knows this incarnation now."""
         self._wall_ms = wall_ms
         self._on_fatal = on_fatal
         self._incarnation = net.incarnation
@@ -149,7 +151,7 @@ class Partitions:
         self._tick_timer = self.loop.call_later(TICK_S, self._tick)
 
     def stop(self, clean: bool = True) -> bool:
-        """Close everything; nothing happens afterwards. Whether all of it is synced and safe."""
+        """Close everything for good. Returns whether all of it is synced and safe."""
         if not self.is_started:
             return clean
         self.is_started = False
@@ -179,7 +181,7 @@ class Partitions:
     # Look-ups
 
     def of(self, topic: str, number: int) -> Partition:
-        """The replica here; an error that says where to look otherwise."""
+        """Return the replica on this node. The error says where to look otherwise."""
         found = self.by_name.get((topic, number))
         if found is not None:
             return found
@@ -188,7 +190,7 @@ class Partitions:
             raise UnknownPartition(
                 f"topic {topic!r} has partitions 0 to {len(known.partitions) - 1}, not {number}"
             )
-        # There is such a partition, elsewhere or about to be opened here.
+        # The partition exists, on another node or not opened here yet.
         state = known.partitions[number]
         raise NotLeader(f"node {self._me} holds no copy of {topic}/{number}").with_details(
             leader=state.leader if state.leader != self._me else None, epoch=state.epoch
@@ -201,19 +203,21 @@ class Partitions:
         return iter(list(self.by_id.values()))
 
     def incarnation_of(self, node: int) -> int | None:
-        """Of a node that is alive."""
+        """Return the incarnation of a node that is alive, else None."""
         return self._alive.get(node)
 
     # Queues
 
     async def enable_queues(self, topic: str) -> None:
-        """Return when the topic is a queue, and the replicas here have all their logs open."""
+        """Make the topic a queue. Returns when the replicas here have all their logs open."""
         known = self._known(topic)
         topic_id = known.topic_id
         if is_internal(topic):
-            raise InvalidArgument(f"topic {topic!r} is the cluster's own and no queue")
+            raise InvalidArgument(
+                f"topic {topic!r} is internal to the cluster and cannot be a queue"
+            )
         if not known.queued:
-            # One proposal for all who find out at the same time.
+            # One proposal for all callers that find this out at the same time.
             async with self._enabling.setdefault(topic_id, asyncio.Lock()):
                 try:
                     if not self._known(topic).queued:
@@ -222,17 +226,17 @@ class Partitions:
                     self._enabling.pop(topic_id, None)
         if self._has_logs(topic_id):
             return
-        # What was just decided may not have come here by way of the changes yet.
+        # The decision may not have arrived here as a change yet.
         self._reconcile_topic(self._known(topic))
         await self.opened.wait()
         if not self._has_logs(topic_id):
-            raise DiskFull(f"no room for what makes topic {topic!r} a queue")
+            raise DiskFull(f"no room on the disk for the logs that make topic {topic!r} a queue")
 
     def _has_logs(self, topic_id: int) -> bool:
-        """Whether all replicas of the topic that should be here have all their logs open."""
+        """Report whether all replicas of the topic that belong here have all their logs open."""
         topic = self._metadata.state.topic_by_id(topic_id)
         if topic is None:
-            raise UnknownTopic(f"the topic with the id {topic_id} is gone")
+            raise UnknownTopic(f"there is no topic with the id {topic_id} any more")
         by_id = self.by_id
         return all(
             (partition := by_id.get((topic_id, number))) is not None and partition.is_queue
@@ -294,7 +298,7 @@ class Partitions:
             self._reconcile(topic, number)
 
     def _reconcile(self, topic: TopicState, number: int) -> None:
-        """Make the replica here be what the metadata says."""
+        """Make the replica on this node match the metadata."""
         state = topic.partitions[number]
         key = (topic.topic_id, number)
         partition = self.by_id.get(key)
@@ -313,7 +317,7 @@ class Partitions:
                 self.loop.call_soon(self._open_some)
 
     def _open_some(self) -> None:
-        """Open replicas for a moment, then let others have the loop: there may be thousands."""
+        """Open replicas for a moment, then yield to the loop: there may be thousands."""
         until = self.loop.time() + OPEN_S
         try:
             while self._to_open and self.is_started:
@@ -359,19 +363,20 @@ class Partitions:
             self.metrics.elections += decided.leader == self._me
             self._follow(partition, partition.logs)
         elif decided.assignment_of(self._me) != before.assignment_of(self._me):
-            # Moved away and back: the leader knows nothing of this replica yet.
+            # It was moved away and back: the leader does not know the new replica yet.
             self._follow(partition, partition.logs)
         self._begin_service(partition, topic)
         self._end_reports.check(partition, state)
 
     def _follow(self, partition: Partition, logs: Sequence[PartitionLog]) -> None:
-        """Follow whoever leads, if that is another node."""
+        """Follow the leader of the partition, if that is another node."""
         leader = partition.replica.decided.leader
         for partition_log in logs:
             self._fetchers.follow(partition_log, leader if leader != self._me else None)
 
     def _begin_service(self, partition: Partition, topic: TopicState) -> None:
-        """Have the logs owned while this node leads; those of a queue once all are open."""
+        """Start the service of a partition that this node leads; of a queue, once all logs are
+        open."""
         if (
             self.serve is None
             or partition.leadership is not None
@@ -388,7 +393,7 @@ class Partitions:
     def _decided(self, topic: TopicState, state: PartitionState) -> Decided:
         leader = state.leader
         if leader == self._me and self._alive.get(leader) != self._incarnation:
-            leader = None  # another process of this node's id leads
+            leader = None  # another process with the id of this node leads
         return Decided(
             state.epoch,
             state.version,
@@ -403,7 +408,7 @@ class Partitions:
     # Files
 
     def _open(self, topic: TopicState, number: int) -> Partition:
-        """The replica, opened anew or with the logs that it has not had yet."""
+        """Open the replica, or the logs that it does not have yet."""
         partition = self.by_id.get((topic.topic_id, number))
         if partition is None:
             directory = directory_of(self._config.data_dir, topic.name, topic.topic_id)
@@ -437,7 +442,8 @@ class Partitions:
         partition.configure(topic.config)
         self.by_id[topic.topic_id, ref.number] = partition
         self.by_name[topic.name, ref.number] = partition
-        # Before the other logs: within a round of syncs, what they tell of is durable first.
+        # Added before the other logs: within a round of syncs, the data is durable before the logs
+        # that refer to it.
         self.syncer.add(log)
         return partition
 
@@ -453,10 +459,10 @@ class Partitions:
         return ref
 
     def note_request(self, node: int) -> None:
-        """A node asked for what it follows; it does so all the time, also when nothing is new."""
+        """Note a request of a follower. Followers send requests all the time, also without news."""
         self._liveness.note_request(node, self.loop.time())
 
-    # What partitions tell
+    # Calls from partitions
 
     def mark_active(self, partition: Partition) -> None:
         if not partition.closed:
@@ -467,7 +473,8 @@ class Partitions:
             self.on_damage(partition_log, error)
 
     def failed(self, partition: Partition, error: BaseException) -> None:
-        """A disk that fails to write or sync cannot be trusted with the rest either."""
+        """End this node: a disk that fails to write or sync cannot be trusted with the rest
+        either."""
         self._on_fatal(error)
 
     def resign(self, partition: Partition, reason: str) -> None:
@@ -475,8 +482,8 @@ class Partitions:
         self._spawn(self._proposals.resign(partition, reason))
 
     def _not_synced(self, log: Log, error: Exception) -> None:
-        """Called from the syncer's thread. Perhaps nobody waited for this sync, and without a word
-        the node would lead on with a log that takes nothing any more."""
+        """Handle a failed sync; called from the syncer's thread. Perhaps nobody waits for this
+        sync, and the node would go on leading with a log that accepts nothing."""
         self.loop.call_soon_threadsafe(self._fail_for, log, error)
 
     def _fail_for(self, log: Log, error: Exception) -> None:
@@ -501,7 +508,8 @@ class Partitions:
         self._tick_timer = self.loop.call_later(TICK_S, self._tick)
 
     def _check_liveness(self, now: float) -> None:
-        """Attend to what is led for nodes that fell silent, though nothing may wait for them."""
+        """Mark partitions active whose followers have become unreachable, though nothing may wait
+        for them."""
         if self._liveness.update(self._alive, now):
             for partition in self.by_id.values():
                 if partition.replica.role == "leader" and self._has_unreachable_follower(partition):
@@ -511,7 +519,7 @@ class Partitions:
         return not self._liveness.unreachable.isdisjoint(partition.replica.followers)
 
     def _tick_partition(self, partition: Partition, now: float) -> bool:
-        """Whether there is still something to attend to."""
+        """Handle what time changes in a partition, and report whether it stays active."""
         waits = partition.expire(now)
         replica = partition.replica
         if replica.role != "leader":

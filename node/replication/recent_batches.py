@@ -1,7 +1,7 @@
-"""The last batches of a log, still in memory for followers that keep up. (Core.)
+"""The last batches of a log, kept in memory for followers that keep up. (Core.)
 
-A leader has just received what its followers want: handing on the same buffers saves a read per
-follower. What every follower has been handed is dropped at once, and the rest is bounded, so a
+A leader has just received what its followers want, so it hands on the same buffers and saves a read
+per follower. Batches that every follower was handed are dropped at once. The rest is bounded, so a
 follower that lags reads from the file like any other reader.
 """
 
@@ -33,7 +33,8 @@ class RecentBatches:
             self._drop()
 
     def take(self, offset: int, bytes_max: int) -> tuple[list[Buffer], int, int] | None:
-        """Batches from `offset`, at least one, with their size and end; None when not here."""
+        """Return batches from `offset` on, at least one, with their size and end; None when not
+        here."""
         found = self._by_base.get(offset)
         if found is None:
             return None
@@ -47,7 +48,7 @@ class RecentBatches:
         return buffers, size, offset
 
     def release(self, offset: int) -> None:
-        """Everybody has what is below this offset."""
+        """Drop what every follower was handed: everything below this offset."""
         while self._batches and self._batches[0] < offset:
             self._drop()
 

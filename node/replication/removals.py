@@ -1,9 +1,9 @@
 """Removes the files of replicas that were moved away, once that is confirmed. (Shell.)
 
-What a node hears of the metadata may be old: a replica that was moved away may be one again by now,
-and its copy is worth keeping then. So its files are removed only after the metadata has taken a
-command that was proposed since, and still says so. Until then they are closed and mean nothing;
-what a node that stops leaves of them is removed when it starts again.
+The metadata that a node has may be old: a node that was moved away may be a replica again by now,
+and then its copy is worth keeping. So the files are removed only after the metadata has accepted a
+command that was proposed since, and still says so. Until then they are closed and have no meaning.
+A node removes what an earlier stop has left of them when it starts again.
 """
 
 import logging
@@ -24,7 +24,7 @@ RETRY_S = 0.2
 
 
 class Removals:
-    """See the module's docstring. Its task belongs to whoever passes in `spawn`."""
+    """Removes files of closed replicas. `spawn` gives its task to its owner."""
 
     def __init__(self, me: int, metadata: MetadataLog, disk: Disk, spawn: Spawn) -> None:
         self._me = me
@@ -43,7 +43,7 @@ class Removals:
         self._stopped = True
 
     def add(self, ref: PartitionRef) -> None:
-        """The replica is closed, and its node no replica any more as far as it knows."""
+        """Remove this closed replica, once it is confirmed that the node is no replica any more."""
         self._waiting[ref] = None
         if not self._running:
             self._running = True
@@ -52,19 +52,19 @@ class Removals:
     async def _run(self) -> None:
         try:
             while self._waiting and not self._stopped:
-                places = list(self._waiting)
+                refs = list(self._waiting)
                 try:
                     await self._metadata.propose(Confirm())
                 except RaftqError as error:
-                    logger.info("removals=%d not confirmed yet: %s", len(places), error)
+                    logger.info("removals=%d not confirmed yet: %s", len(refs), error)
                     await sleep(RETRY_S)
                     continue
-                self._remove(places)
+                self._remove(refs)
         finally:
             self._running = False
 
-    def _remove(self, places: list[PartitionRef]) -> None:
-        for ref in places:
+    def _remove(self, refs: list[PartitionRef]) -> None:
+        for ref in refs:
             del self._waiting[ref]
             if self._stopped or self._is_wanted(ref):
                 continue
@@ -76,6 +76,6 @@ class Removals:
                 return
 
     def _is_wanted(self, ref: PartitionRef) -> bool:
-        """Whether this node holds a replica there again."""
+        """Report whether this node is a replica of the partition again."""
         topic = self._metadata.state.topic_by_id(ref.topic_id)
         return topic is not None and self._me in topic.partitions[ref.number].replicas

@@ -1,33 +1,33 @@
-"""One replica's role: who leads, who is in sync, what may be read. (Core.)
+"""The role of one replica: who leads, who is in sync, what may be read. (Core.)
 
     idle ──follow──> follower ──lead──> leader
       ^─────────────────┴──stand_down──────┘        every change comes from the metadata
-    any ──close──> idle                             for good: a closed one proposes nothing
+    any ──close──> idle                             for good: a closed replica proposes nothing
 
-A role belongs to an epoch; what belongs to another epoch is refused by whoever calls this core.
-A partition has one role and one in-sync set, and one or more logs, its logs. How far each copy
-of a log reaches is that log's own business (`LogProgress`); the set is common to all of them.
+A role belongs to an epoch. Callers of this core refuse everything that belongs to another epoch. A
+partition has one role and one in-sync set, and one or more logs. `LogProgress` knows how far each
+copy of one log reaches; the set is common to all logs.
 
 Rules of a leader
-- The high watermark of a log is the smallest end over the in-sync set; a member that has not
-  been heard of in this epoch holds it where it is. It moves only while the set has `min_insync`
-  members.
-- A follower that is about to be let in counts from the moment the change is proposed, because it
-  may be elected from the moment the change is decided. One that is to be put out counts until that
-  is decided. So whoever is elected from the set has everything below the high watermarks. A
-  proposal ends when the state machine has answered it or a newer version is known here; that
-  nothing was heard of it, or that a later try certainly failed, ends nothing.
-- What a follower says counts for its assignment, the version at which it was made a replica. One
-  that was moved away and back is another replica: it may be about to delete what it told of.
-- The set is never proposed smaller than `min_insync`: then the high watermarks stand still instead.
+
+- The high watermark of a log is the smallest end over the in-sync set. A member that has not
+  reported in this epoch holds it where it is. It moves only while the set has `min_insync` members.
+- A follower that is to be let in counts from the moment the change is proposed, because it may be
+  elected from the moment the change is decided. A follower that is to be put out counts until that
+  is decided. So every node that can be elected from the set has everything below the high
+  watermarks. A proposal ends when the state machine has answered it or a newer version is known
+  here. A missing answer ends nothing, nor does a later try that certainly failed.
+- A report of a follower counts for its assignment, the version at which it became a replica. A node
+  that was moved away and back is another replica: it may be about to delete what it reported.
+- The set is never proposed smaller than `min_insync`. The high watermarks stand still instead.
 - A follower is put out when it is known to be dead, or has been behind for `lag_s` in any log.
-  While records wait, one that has not come to a new leader at all gets only a part of that: writers
-  may have waited for as long under the leader before.
-- It is let in when it has, of every log, everything readable and everything that was there when
-  this epoch began.
-- A log that is opened while the partition is led was never written in this epoch, nor is there
-  anything readable in it that a member of the set does not have: nobody is let in or elected
-  without what other leaders wrote to it. So it may be missing for a while, and come at any time.
+  While records wait, a follower that has not contacted a new leader at all gets only a part of that
+  time: writers may have waited as long under the leader before.
+- A follower is let in when it has, of every log, everything readable and everything that was there
+  when this epoch began.
+- A log that is opened while the partition is led has no record of this epoch, and every member of
+  the set has everything readable in it: no node is let in or elected without what earlier leaders
+  wrote to it. So a log may be opened at any time, and may be missing until then.
 
 This core knows ends of logs, not logs. Times are seconds of the caller's clock.
 """
@@ -41,7 +41,7 @@ Standing = Literal["in", "out", "joins", "absent", "late", "dead"]
 NEVER = float("-inf")
 UNKNOWN = -1
 ABSENT_LAG_SHARE = 1 / 3
-"""Of the lag: for how long a new leader lets records wait for a member that does not come."""
+"""The share of the lag for which a new leader lets records wait for a member that is absent."""
 
 
 class FollowerProgress:
@@ -59,13 +59,14 @@ class FollowerProgress:
 
     def __init__(self, assignment: int, now: float) -> None:
         self.assignment = assignment
-        # When it last told where its log ends.
+        # When it last reported where its log ends.
         self.reported_at = now
         self.end_offset = UNKNOWN
         self.incarnation = UNKNOWN
-        # When it last had everything the leader had. A new leader gives everyone the time to come.
+        # When it last had everything that the leader had. A new leader gives every follower the
+        # full time.
         self.caught_up_at = now
-        # It will have caught up as of `target_at` once it has reached `target_end`.
+        # Once it has reached `target_end`, it has caught up as of `target_at`.
         self.target_end = UNKNOWN
         self.target_at = NEVER
 
@@ -84,7 +85,7 @@ class IsrChange:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What the metadata says of the partition."""
+    """What the metadata says about the partition."""
 
     epoch: int
     version: int
@@ -97,7 +98,7 @@ class Decided:
     moving: bool = False
 
     def assignment_of(self, node: int) -> int | None:
-        """None: it is no replica."""
+        """Return the assignment of a node, or None when it is not a replica."""
         replicas = self.replicas
         return self.assignments[replicas.index(node)] if node in replicas else None
 
@@ -135,7 +136,7 @@ class LogProgress:
     # For the Replica
 
     def begin(self, log_end: int, own_end: int) -> None:
-        """The leader begins to write here; nothing is known of anybody."""
+        """Begin to lead. Nothing is known of any follower."""
         self.end()
         self.log_end = self.epoch_start = log_end
         self.own_end = own_end
@@ -146,7 +147,7 @@ class LogProgress:
         self._held = True
 
     def replicate_to(self, assignments: Mapping[int, int], now: float) -> None:
-        """Nothing is known of a node that was assigned anew."""
+        """Set the followers. Nothing is known of a node that was assigned anew."""
         known = self.followers
         self.followers = {
             node: follower
@@ -156,7 +157,7 @@ class LogProgress:
         }
 
     def count(self, members: Iterable[int], held: bool) -> None:
-        """Whose ends count; nothing moves while `held`."""
+        """Set whose ends count. The high watermark does not move while `held`."""
         self._counted = tuple(self.followers[node] for node in members if node in self.followers)
         self._held = held
 
@@ -193,7 +194,7 @@ class LogProgress:
         if end_offset >= log_end:
             follower.caught_up_at = now
         elif follower.target_end != UNKNOWN and end_offset >= follower.target_end:
-            # The target may be from before a pause in which it had everything.
+            # The target may be older than a pause in which it had everything.
             follower.caught_up_at = max(follower.caught_up_at, follower.target_at)
             follower.target_end = UNKNOWN
         if follower.target_end == UNKNOWN:
@@ -215,12 +216,12 @@ class LogProgress:
 
     @property
     def old_epochs_replicated(self) -> bool:
-        """Whether all of older epochs is readable; of a leader's log."""
+        """Whether everything of older epochs is readable. Only asked of a leader."""
         return self.high_watermark >= self.epoch_start
 
     @property
     def is_behind(self) -> bool:
-        """Whether some follower has not everything."""
+        """Whether some follower does not have everything."""
         end = self.log_end
         return any(follower.end_offset < end for follower in self.followers.values())
 
@@ -230,24 +231,25 @@ class LogProgress:
         return self.high_watermark < self.log_end
 
     def is_known(self, node: int) -> bool:
-        """Whether this follower has been heard of in this epoch."""
+        """Report whether this follower has reported in this epoch."""
         return self.followers[node].end_offset != UNKNOWN
 
     def is_late(self, node: int, since: float) -> bool:
-        """Whether this follower has been behind since before then."""
+        """Report whether this follower has been behind since before `since`."""
         follower = self.followers[node]
         return follower.end_offset < self.log_end and follower.caught_up_at < since
 
     def is_late_and_quiet(self, node: int, since: float) -> bool:
-        """Whether this follower is late and has told nothing since then."""
+        """Report whether this follower is late and has reported nothing since then."""
         return self.is_late(node, since) and self.is_quiet(node, since)
 
     def is_quiet(self, node: int, since: float) -> bool:
-        """Whether this follower has told nothing since then, though it may have nothing to tell."""
+        """Report whether this follower has reported nothing since then; it may have no reason
+        to."""
         return self.followers[node].reported_at < since
 
     def is_ready(self, node: int, incarnation: int) -> bool:
-        """Whether this follower, if it is that process, may be let into the set."""
+        """Report whether this follower, as that incarnation, may be let into the set."""
         follower = self.followers[node]
         return (
             follower.incarnation == incarnation
@@ -257,7 +259,7 @@ class LogProgress:
 
 
 class Replica:
-    """See the module's docstring. `is_alive` answers from the metadata."""
+    """The role of one replica. `is_alive` answers from the metadata."""
 
     __slots__ = (
         "_is_alive",
@@ -288,19 +290,19 @@ class Replica:
 
     @property
     def assignment(self) -> int:
-        """Of this node; of a replica that was told what the metadata says."""
+        """The assignment of this node. The replica must know what the metadata says."""
         found = self.decided.assignment_of(self._me)
         assert found is not None, self.describe()
         return found
 
     @property
     def high_watermark(self) -> int:
-        """Of the data."""
+        """The high watermark of the data log."""
         return self.data.high_watermark
 
     @property
     def followers(self) -> Mapping[int, FollowerProgress]:
-        """Of the data; the other logs have the same nodes."""
+        """The followers of the data log; the other logs have the same nodes."""
         return self.data.followers
 
     def describe(self) -> str:
@@ -313,8 +315,11 @@ class Replica:
     # Roles
 
     def lead(self, decided: Decided, ends: Sequence[tuple[int, int]], now: float) -> None:
-        """Begin an epoch as its leader. `ends` has, of every log, where the log ends and up to
-        where it is as durable as the topic asks."""
+        """Begin an epoch as its leader.
+
+        `ends` has two offsets per log: its end, and the end of what is as durable as the topic
+        asks.
+        """
         assert decided.leader == self._me, self.describe()
         assert decided.epoch > self.decided.epoch, self.describe()
         self.role = "leader"
@@ -327,7 +332,7 @@ class Replica:
         self._recount()
 
     def follow(self, decided: Decided) -> None:
-        """Begin an epoch under another leader, or (leader None) without one."""
+        """Begin an epoch under another leader, or without a leader (None)."""
         assert decided.leader != self._me, self.describe()
         assert decided.epoch > self.decided.epoch, self.describe()
         self.role = "idle" if decided.leader is None else "follower"
@@ -335,7 +340,7 @@ class Replica:
         self._end()
 
     def close(self) -> None:
-        """No role any more, whatever the metadata said last."""
+        """Give up the role for good, whatever the metadata said last."""
         self.role = "idle"
         self._end()
 
@@ -345,7 +350,7 @@ class Replica:
             progress.end()
 
     def open_log(self, log_end: int, own_end: int, now: float) -> LogProgress:
-        """There is one more log from now on, whatever the role."""
+        """Add one more log, in whichever role."""
         progress = LogProgress()
         self.logs.append(progress)
         if self.role == "leader":
@@ -372,14 +377,14 @@ class Replica:
     # The leader's facts
 
     def _others(self) -> dict[int, int]:
-        """The followers and their assignments."""
+        """Return the followers and their assignments."""
         decided = self.decided
         found = dict(zip(decided.replicas, decided.assignments, strict=True))
         found.pop(self._me, None)
         return found
 
     def accepts_reports_of(self, node: int, epoch: int, assignment: int) -> bool:
-        """Whether what a follower says in this epoch and under this assignment counts."""
+        """Report whether reports of a follower in this epoch and under this assignment count."""
         follower = self.data.followers.get(node)
         return (
             self.role == "leader"
@@ -389,7 +394,7 @@ class Replica:
         )
 
     def _recount(self) -> None:
-        """Whose ends count: the set, and who is about to join it."""
+        """Set whose ends count: the set, and the nodes that are about to join it."""
         decided = self.decided
         members = dict.fromkeys(decided.isr)
         if self._proposed is not None:
@@ -405,11 +410,12 @@ class Replica:
 
     @property
     def old_epochs_replicated(self) -> bool:
-        """Whether a reader can be told where the data ends: all of older epochs is readable."""
+        """Whether everything of older epochs is readable, so that a reader may learn where the
+        data ends."""
         return self.role == "leader" and self.data.old_epochs_replicated
 
     def may_accept(self) -> bool:
-        """Whether enough of the set is alive for a write to be acknowledged by all of it."""
+        """Report whether enough of the set is alive for all of it to acknowledge a write."""
         isr, min_insync = self.decided.isr, self.decided.min_insync
         if len(isr) < min_insync:
             return False
@@ -421,14 +427,14 @@ class Replica:
     # The in-sync set
 
     def is_behind(self) -> bool:
-        """Whether some replica has not everything, so that time may change the set."""
+        """Report whether some replica does not have everything, so that time may change the set."""
         decided = self.decided
         return len(decided.isr) < len(decided.replicas) or any(
             progress.is_behind for progress in self.logs
         )
 
     def next_change(self, incarnations: Mapping[int, int], now: float) -> IsrChange | None:
-        """The change to be proposed now; the caller reports how it ended.
+        """Return the change to propose now, or None. The caller reports how it ended.
 
         `incarnations` has every node that is alive.
         """
@@ -443,7 +449,7 @@ class Replica:
         members = [self._me, *found["in"], *joined]
         floor = min(decided.min_insync, len(decided.replicas))
         if len(members) < floor:
-            members += found["absent"]  # without them nothing could go on, either
+            members += found["absent"]  # the set would be too small without them
         members += [*found["late"], *found["dead"]][: max(floor - len(members), 0)]
         if sorted(members) == sorted(decided.isr):
             return None
@@ -461,7 +467,7 @@ class Replica:
         return change
 
     def _standing(self, node: int, incarnation: int | None, now: float) -> Standing:
-        """How a follower, if it lives as that process, stands to the set."""
+        """Classify a follower that is alive as this incarnation (None: not alive)."""
         if node not in self.decided.isr:
             ready = incarnation is not None and self._is_ready(node, incarnation)
             return "joins" if ready else "out"
@@ -479,7 +485,7 @@ class Replica:
         return any(progress.is_late(node, since) for progress in self.logs)
 
     def _keeps_waiting(self, node: int, now: float) -> bool:
-        """Whether records wait for this follower, which has not come since this epoch began."""
+        """Report whether records wait for this follower, which has not reported in this epoch."""
         data = self.data
         since = now - self._lag_s * ABSENT_LAG_SHARE
         return data.is_waiting and not data.is_known(node) and data.is_late(node, since)
@@ -514,7 +520,8 @@ class Replica:
         return True
 
     def awaits(self, change: IsrChange) -> bool:
-        """Whether those that the change lets in still count, because it may be decided."""
+        """Report whether the nodes that the change lets in still count, because it may be
+        decided."""
         return self._proposed is change
 
     def end_proposal(self, change: IsrChange, version: int) -> None:
@@ -534,10 +541,10 @@ class Replica:
 def common_end(
     leader: list[tuple[int, int]], leader_end: int, follower: list[tuple[int, int]], end: int
 ) -> int:
-    """Up to which offset two logs are the same, from their histories of (epoch, start offset).
+    """Return the offset up to which two logs are the same, from their (epoch, start offset) pairs.
 
-    An epoch has one leader, which gives out each offset once: where two logs have the same epoch
-    at the same offset they have the same record, and the same records before it. A follower that
+    An epoch has one leader, which gives out each offset once. So two logs with the same epoch at
+    the same offset have the same record there, and the same records before it. A follower that
     sends only the latest part of its history gets the start of that part when nothing agrees.
     """
     if not follower:

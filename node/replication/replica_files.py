@@ -1,10 +1,10 @@
-"""The files of replicas: opened log by log, removed as a whole. (Shell.)
+"""The files of replicas: logs are opened one by one, a replica is removed as a whole. (Shell.)
 
 logs/{topic}-{topic id}/{partition}/data/       the logs, see partition_log.py
-                                    ledger/     these two also with what is known of their
-                                    delays/     producers, which is beside the data
+                                    ledger/     these two have the snapshots of their producers
+                                    delays/     inside; those of the data are beside it
                                     producers-*.snapshot
-                                    removed     whatever is left here means nothing
+                                    removed     marks a removal: what is left here has no meaning
 """
 
 import logging
@@ -32,8 +32,8 @@ from raftq.node.storage.producers import Producers
 logger = logging.getLogger(__name__)
 
 REMOVED = "removed"
-# By log. The owner of a log cuts it at any offset, but frees whole segments only; of delays a
-# few large ones are better, because records are read from all of them at once.
+# By log number. A service cuts a log at any offset, but only whole segments are freed. For delays a
+# few large segments are better, because records are read from all of them at once.
 SEGMENT_BYTES_MAX = (1 << 30, 16 * 1024 * 1024, 64 * 1024 * 1024)
 
 
@@ -42,7 +42,7 @@ def directory_of(data_dir: str, topic: str, topic_id: int) -> str:
 
 
 def make_directory(disk: Disk, directory: str) -> None:
-    """Of a replica; what a removal left there goes first."""
+    """Make the directory of a replica. Removes first what an earlier removal has left."""
     if disk.exists(f"{directory}/{REMOVED}"):
         disk.remove_directory(directory)
     disk.make_directory(directory)
@@ -56,7 +56,7 @@ def open_logs(
     storage: StorageConfig,
     now_ms: int,
 ) -> list[tuple[Log, Producers]]:
-    """All of these, or (a full disk) none."""
+    """Open all of these logs, or none of them when the disk is full."""
     opened: list[tuple[Log, Producers]] = []
     try:
         for number in numbers:
@@ -77,7 +77,7 @@ def open_log(
     storage: StorageConfig,
     now_ms: int,
 ) -> tuple[Log, Producers]:
-    """A log, created when it is not there, and what is known of its producers."""
+    """Open a log, and create it when it is missing. Returns what is known of its producers, too."""
     log = Log.open(
         disk,
         f"{ref.directory}/{NAMES[number]}",
@@ -103,8 +103,8 @@ def open_log(
     return log, producers
 
 
-def shortened(disk: Disk, data_dir: str) -> list[str]:
-    """The logs, not yet opened, that do not have the end any more that they were known to have."""
+def truncated_logs(disk: Disk, data_dir: str) -> list[str]:
+    """Return the directories of logs, not opened yet, that have lost bytes known to be durable."""
     logs = f"{data_dir}/logs"
     if not disk.exists(logs):
         return []
@@ -124,13 +124,13 @@ def shortened(disk: Disk, data_dir: str) -> list[str]:
 
 
 def remove_replica(disk: Disk, directory: str) -> None:
-    """Remove a replica's files. A crash in between must not leave half a log that looks whole."""
+    """Remove a replica's files. A crash must not leave half a log that looks whole."""
     if not disk.exists(directory):
-        return  # it was moved away and back, and removed with its topic before this was confirmed
+        return  # it was moved back, and removed with its topic before this removal was confirmed
     try:
         disk.write_file_atomic(f"{directory}/{REMOVED}", b"removed")
     except DiskFull:
-        # No room for the mark: what is left of a log, newest file first, is a shorter log.
+        # There is no room for the mark. Removing the newest file first leaves a shorter log.
         for name in reversed(NAMES):
             if disk.exists(f"{directory}/{name}"):
                 for file in reversed(disk.list(f"{directory}/{name}")):
@@ -149,7 +149,7 @@ def remove_deleted(disk: Disk, data_dir: str, state: ClusterState, me: int) -> N
         try:
             topic_id = int(digits, 16)
         except ValueError:
-            raise ConfigError(f"{logs}/{name} is no directory of a topic") from None
+            raise ConfigError(f"{logs}/{name} is not the directory of a topic") from None
         if topic_id >= state.topic_id_next:
             raise ConfigError(
                 f"{logs}/{name} belongs to a topic that this cluster has not created yet: "

@@ -1,19 +1,20 @@
 """What a node does for its logs in the background: retention, scrubbing, repair. (Shell.)
 
-Every second a little: some partitions are looked at for retention, some bytes of sealed segments
-are verified. Damage, found so or by a reader, is repaired with the bytes of another replica; until
-that succeeds the damaged range stays unreadable here and everything around it is served.
+Every second it does a little: it applies retention to some partitions and verifies some bytes of
+sealed segments. Damage, found so or by a reader, is repaired with the bytes of another replica.
+Until that succeeds, the damaged range stays unreadable here and everything around it is served.
 
-Another replica may have other records at the same offsets, which nobody acknowledged and which it
-has not cut yet. So a follower takes what it misses from the leader of its epoch, whose log is what
-all others are made equal to; and a leader from the members of its in-sync set, who have all that
-is readable. Either way only what is below the high watermark of who is asked: that is in every
-history to come. What the damaged log still knows of its epochs must agree as well.
+Another replica may have other records at the same offsets, which were never acknowledged and are
+not cut there yet. So a follower takes missing bytes from the leader of its epoch, because all logs
+are made equal to that one. A leader takes them from the members of its in-sync set, who have
+everything readable. Either way it takes only what is below the high watermark of the node that it
+asks: that is in every possible history. The epochs that the damaged log still knows must agree as
+well.
 
-Retention is for the data of clients: the other logs, and the cluster's own topics, are cut by
-whoever owns what they mean. Where records may be delayed, what goes was readable for MARKED_S: a
-delayed record that has just fired is known to have by its place in the data alone, until its mark
-is replicated, which takes a moment. Without either the next leader would fire it again.
+Retention is for the data of clients. The services cut the other logs and the internal topics. In a
+queue, retention drops only what was readable for MARKED_S. Before its mark is replicated, which
+takes a moment, only its place in the data shows that a delayed record has fired. Without both, the
+next leader would fire it again.
 """
 
 import logging
@@ -46,19 +47,19 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
 RETENTION_S = 30.0
-"""Each partition is looked at this often."""
+"""Retention is applied to each partition this often."""
 MARKED_S = 30.0
 EXPIRE_S = 3600.0
 REPAIR_READ_BYTES = 1024 * 1024
 REPAIR_BYTES_MAX = 128 * 1024 * 1024
 FILL_BYTES = 8 * 1024 * 1024
-"""What no file holds is fetched in parts of about this size, each of which is written at once."""
+"""A gap without a file is fetched in parts of about this size, each written at once."""
 REPAIR_AGAIN_S_MIN, REPAIR_AGAIN_S_MAX = 1.0, 30.0
-"""Who could help may not lead yet, or not know yet what is readable: soon again, then seldom."""
+"""The other node may not lead yet, or not know yet what is readable: retry soon, then seldom."""
 
 
 class Upkeep:
-    """See the module's docstring."""
+    """Retention, scrubbing and repair of all logs of a node."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Upkeep:
         self._scrubs = 0
         self._expired_at = net.loop.time()
         self._readable: dict[tuple[int, int], tuple[float, int, int]] = {}
-        """When, up to where a queue was readable by then, and MARKED_S before."""
+        """By partition: (time, end of what was readable then, and at least MARKED_S before)."""
         self._repairing: dict[PartitionLog, None] = {}
         self._stopped = False
         self.repaired = 0
@@ -99,7 +100,7 @@ class Upkeep:
             share = max(1, round(len(partitions) * TICK_S / RETENTION_S))
             for _ in range(min(share, len(partitions))):
                 self._turn = (self._turn + 1) % len(partitions)
-                self._tend(partitions[self._turn])
+                self._maintain(partitions[self._turn])
             if self._scrub_bytes_s:
                 self._scrub(partitions[self._turn])
             if self._net.loop.time() - self._expired_at > self._expire_s:
@@ -111,7 +112,7 @@ class Upkeep:
                         partition_log.producers.expire(self._wall_ms(), self._producer_idle_ms)
         self._net.loop.call_later(TICK_S, self._tick)
 
-    def _tend(self, partition: Partition) -> None:
+    def _maintain(self, partition: Partition) -> None:
         if partition.closed:
             return
         if not is_internal(partition.ref.topic) and partition.log.failure is None:
@@ -121,7 +122,7 @@ class Upkeep:
                 self._damaged(partition_log, None)
 
     def _retain(self, partition: Partition) -> None:
-        """Of what every reader may already have seen."""
+        """Apply retention to what every reader may have seen already."""
         config, log = partition.config, partition.log
         below = partition.replica.high_watermark
         if partition.is_queue:
@@ -132,7 +133,7 @@ class Upkeep:
             self._partitions.failed(partition, error)
             return
         except DiskFull as error:
-            logger.warning("partition=%s retention could not go on: %s", partition.ref, error)
+            logger.warning("partition=%s retention failed: %s", partition.ref, error)
             return
         if freed:
             logger.info(
@@ -141,7 +142,7 @@ class Upkeep:
             )  # fmt: skip
 
     def _readable_before(self, partition: Partition, readable: int) -> int:
-        """Up to where a partition was readable at least MARKED_S ago, as far as that is known."""
+        """Return the offset up to which a partition was readable MARKED_S ago, as far as known."""
         now = self._net.loop.time()
         key = partition.ref.topic_id, partition.ref.number
         at, newer, older = self._readable.get(key, (now, readable, 0))
@@ -151,7 +152,8 @@ class Upkeep:
         return older
 
     def _scrub(self, partition: Partition) -> None:
-        """One log at a time: its turn comes again with the partition's."""
+        """Verify some bytes of one log. The next log has its turn with the next turn of the
+        partition."""
         partition_log = partition.logs[self._scrubs % len(partition.logs)]
         self._scrubs += 1
         if partition.closed or partition_log.log.failure is not None:
@@ -159,7 +161,7 @@ class Upkeep:
         try:
             step = partition_log.log.scrub(int(self._scrub_bytes_s * TICK_S))
         except StorageFailed as error:
-            logger.error("partition=%s scrub could not go on: %s", partition_log, error)
+            logger.error("partition=%s scrub failed: %s", partition_log, error)
             return
         if step.damaged:
             logger.error("partition=%s damaged=%s", partition_log, step.damaged)
@@ -168,46 +170,50 @@ class Upkeep:
     # Repair
 
     def _damaged(self, partition_log: PartitionLog, error: BaseException | None) -> None:
-        """Some damage is known: look for good bytes, if nobody does already."""
+        """Look for good bytes for known damage, unless that is under way."""
         if partition_log not in self._repairing and not self._stopped:
             self._repairing[partition_log] = None
             self._spawn(self._repair(partition_log))
 
     async def _repair(self, partition_log: PartitionLog) -> None:
-        """Try until no damage is left, or nothing can be done about it here any more."""
+        """Retry until no damage is left, or nothing more can be done here."""
         delay = REPAIR_AGAIN_S_MIN
         try:
-            while not await self._try(partition_log):
+            while not await self._try_repair(partition_log):
                 await sleep(delay)
                 delay = min(delay * 2, REPAIR_AGAIN_S_MAX)
         finally:
             del self._repairing[partition_log]
 
-    async def _try(self, partition_log: PartitionLog) -> bool:
-        """Ask everybody once; whether nothing is left to be tried."""
+    async def _try_repair(self, partition_log: PartitionLog) -> bool:
+        """Ask every helpful node once, and report whether nothing is left to try."""
         for damage in list(partition_log.log.damaged):
-            for node in self._who_knows(partition_log):
+            for node in self._helpers(partition_log):
                 if await self._copy(partition_log, damage, node):
                     break
-        self._hand_on(partition_log)
+        self._resign_if_blocked(partition_log)
         given_up = (
             self._stopped or partition_log.partition.closed or partition_log.log.failure is not None
         )
         return given_up or not partition_log.log.damaged
 
-    def _hand_on(self, partition_log: PartitionLog) -> None:
-        """What is damaged before it was replicated is nowhere else, and no follower gets past it.
-        It is not acknowledged: under another leader everybody goes on without it."""
+    def _resign_if_blocked(self, partition_log: PartitionLog) -> None:
+        """Resign when damage blocks replication.
+
+        What is damaged before it was replicated is nowhere else, and no follower gets past it. It
+        was not acknowledged: under another leader the replicas go on without it.
+        """
         readable = partition_log.progress.high_watermark
         if partition_log.replica.role == "leader" and any(
             damage.start >= readable for damage in partition_log.log.damaged
         ):
             self._partitions.resign(
-                partition_log.partition, "what followers wait for is damaged here"
+                partition_log.partition, "followers wait for records that are damaged here"
             )
 
-    def _who_knows(self, partition_log: PartitionLog) -> list[int]:
-        """The nodes whose readable records are this replica's, too; nobody while nobody leads."""
+    def _helpers(self, partition_log: PartitionLog) -> list[int]:
+        """Return the nodes whose readable records are also those of this replica; none without a
+        leader."""
         replica = partition_log.replica
         decided = replica.decided
         if replica.role == "leader":
@@ -215,7 +221,7 @@ class Upkeep:
         return [decided.leader] if replica.role == "follower" and decided.leader else []
 
     async def _copy(self, partition_log: PartitionLog, damage: DamagedRange, node: int) -> bool:
-        """Whether the damage is gone, with the help of this node."""
+        """Repair the damage with bytes of this node, and report success."""
         try:
             epoch = partition_log.replica.epoch
             connection = await self._net.connect(node)
@@ -237,7 +243,7 @@ class Upkeep:
                 partition_log, damage.start, damage.end, node, error,
             )  # fmt: skip
             if partition_log.log.failure is not None and not partition_log.partition.closed:
-                # It refuses writes from now on, and perhaps nobody writes to it for a while.
+                # The log refuses writes from now on, and perhaps nobody writes to it for a while.
                 self._partitions.failed(partition_log.partition, error)
             return False
         self.repaired += 1
@@ -253,7 +259,7 @@ class Upkeep:
     async def _read(
         self, connection: Connection, partition_log: PartitionLog, damage: DamagedRange
     ) -> Buffer:
-        """The batches that belong there: of damaged bytes all, of a gap the first ones."""
+        """Return the batches that belong there: all for damaged bytes, the first ones for a gap."""
         is_gap = damage.position == damage.end_position
         topic_id, partition, number = partition_log.key
         parts: list[bytes] = []
@@ -261,7 +267,7 @@ class Upkeep:
         offset = damage.start
         while offset < damage.end:
             if max(size, damage.end_position - damage.position) > REPAIR_BYTES_MAX:
-                raise CorruptBatch(f"[{offset},{damage.end}) is more than can be repaired at once")
+                raise CorruptBatch(f"[{offset},{damage.end}) is too large to be repaired at once")
             reply = await connection.request(
                 ReadReplica(
                     *(topic_id, partition, offset, REPAIR_READ_BYTES, number),
@@ -281,7 +287,7 @@ class Upkeep:
     def read_replica(
         self, message: ReadReplica, raw: memoryview, session: Any
     ) -> tuple[ReadReplicaReply, list[Buffer]]:
-        """The handler of the other side."""
+        """Handle the request of a node that repairs its log."""
         partition = self._partitions.find((message.topic_id, message.partition))
         partition_log = None if partition is None else partition.log_of(message.log_number)
         if partition_log is None:
@@ -298,7 +304,7 @@ class Upkeep:
         return ReadReplicaReply(), [data] if len(data) else []
 
     def _agreed_end(self, partition_log: PartitionLog, epoch: int) -> int:
-        """Up to where this copy is that of the whole in-sync set."""
+        """Return the offset up to which this copy equals those of the whole in-sync set."""
         replica = partition_log.replica
         if replica.epoch != epoch or self._net.node_id not in replica.decided.isr:
             raise FencedEpoch(

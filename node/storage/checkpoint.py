@@ -17,7 +17,7 @@
 
 Slots are written in turn and in place, so a torn write leaves the other one. Mostly they are not
 synced: `flushed_offset` is a hint that may be too low after a crash but never too high. It is
-synced where being too high would be possible (truncation) and where `start_offset` moves.
+synced where it could be too high (truncation) and where `start_offset` moves.
 """
 
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ _CRC = Struct("<I")
 
 @dataclass(slots=True, frozen=True)
 class Checkpoint:
-    """One slot."""
+    """One slot of the checkpoint file."""
 
     sequence: int = 0
     segment_base: int = 0
@@ -75,7 +75,7 @@ def encode_slot(checkpoint: Checkpoint, sequence: int) -> bytes:
 
 
 def decode_slot(slot: bytes, path: str) -> Checkpoint | None:
-    """The slot, or None when it is damaged."""
+    """Return the slot, or None when it is damaged."""
     if len(slot) != SLOT_BYTES or slot[:4] != MAGIC:
         return None
     if crc32c(slot[:60]) != _CRC.unpack_from(slot, 60)[0]:
@@ -89,12 +89,12 @@ def decode_slot(slot: bytes, path: str) -> Checkpoint | None:
     sequence, base, position, flushed, start, readable = numbers
     if min(numbers) < 0 or start > flushed:
         return None
-    said = [bool(flags & flag) for flag in (_FLAG_CLEAN, _FLAG_LAZY, _FLAG_CUTTING)]
-    return Checkpoint(sequence, base, position, flushed, start, readable, *said)
+    marks = [bool(flags & flag) for flag in (_FLAG_CLEAN, _FLAG_LAZY, _FLAG_CUTTING)]
+    return Checkpoint(sequence, base, position, flushed, start, readable, *marks)
 
 
 class CheckpointFile:
-    """The open file; writes go to the slot that is not the newest."""
+    """The open checkpoint file. A write goes to the slot that is not the newest."""
 
     __slots__ = ("_file", "_sequence")
 
@@ -106,7 +106,8 @@ class CheckpointFile:
         sequence = self._sequence + 1
         slot = encode_slot(checkpoint, sequence)
         self._file.write_at((sequence & 1) * SLOT_BYTES, slot)
-        # Only now: a write that found no room is done again in the same slot, not in the newest.
+        # The sequence moves only now: a write that found no room is repeated in the same slot, not
+        # in the newest.
         self._sequence = sequence
         if sync:
             self._file.sync()
@@ -119,9 +120,9 @@ class CheckpointFile:
 
 
 def open_checkpoint(disk: Disk, directory: str) -> tuple[CheckpointFile, Checkpoint | None]:
-    """The file, created when missing, and its newest valid slot.
+    """Return the file, created when missing, and its newest valid slot.
 
-    A slot whose predecessor is there as well is `sure`: otherwise it may be that predecessor.
+    A slot is `sure` when its predecessor is valid too. Otherwise it may be that predecessor.
     """
     path = f"{directory}/{NAME}"
     file = disk.open(path, create=True)
@@ -134,7 +135,7 @@ def open_checkpoint(disk: Disk, directory: str) -> tuple[CheckpointFile, Checkpo
 
 
 def newest_slot(disk: Disk, directory: str) -> Checkpoint | None:
-    """The newest valid slot of a log that nobody has open; None without one."""
+    """Return the newest valid slot of a log that is not open, or None."""
     path = f"{directory}/{NAME}"
     if not disk.exists(path):
         return None

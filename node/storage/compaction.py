@@ -1,12 +1,12 @@
 """Rewrite sealed segments without records that nobody needs, keeping every offset. (Shell.)
 
-A batch that loses some records is encoded again with the offsets of the others; batches that lose
-all of theirs become one filler batch that covers their offsets. So the records that stay have the
-offsets, epochs, order and lanes they had, and every offset still belongs to some batch.
+A batch that loses some records is encoded again with the offsets of the others. Batches that lose
+all records become one filler batch that covers their offsets. So the records that stay keep their
+offsets, epochs, order and lanes, and every offset still belongs to some batch.
 
 The new file is written beside the old one, synced, and renamed over it. The index is removed first
-and made anew afterwards, so whatever a crash interrupts, the segment is whole: the old or the new.
-A segment with damage is left as it is, because its bytes may still be repaired.
+and rebuilt afterwards, so a crash leaves the old or the new segment, always whole. A segment with
+damage is left as it is, because its bytes may still be repaired.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ from raftq.node.storage.log import Log
 from raftq.node.storage.segment import Segment
 
 Keep = Callable[[Batch], list[int] | None]
-"""Which records of a batch to keep, by place in the batch, in order; None keeps all."""
+"""Chooses the records of a batch to keep, by position in the batch, in order; None keeps all."""
 
 KEYS_MAX = 1_000_000
 _SPAN_MAX = (1 << 32) - 1
@@ -39,12 +39,13 @@ _READ_BYTES = 1024 * 1024
 
 
 def compact(log: Log, keep: Keep) -> int:
-    """Rewrite every sealed segment; the bytes freed."""
+    """Rewrite every sealed segment. Returns the bytes freed."""
     return sum(compaction_steps(log, keep))
 
 
 def compaction_steps(log: Log, keep: Keep) -> Iterator[int]:
-    """The same one segment at a time (bytes freed), so that an owner can do other work between."""
+    """Rewrite one sealed segment per step and yield the bytes freed, so that an owner can do
+    other work between."""
     base = log.start_offset
     while True:
         segments = log.segments
@@ -56,7 +57,7 @@ def compaction_steps(log: Log, keep: Keep) -> Iterator[int]:
 
 
 def compact_segment(log: Log, segment: Segment, keep: Keep) -> int:
-    """Rewrite one sealed segment unless all of it is kept; the bytes freed."""
+    """Rewrite one sealed segment unless all of it is kept. Returns the bytes freed."""
     if segment.facts.damaged:
         return 0
     disk, temporary = log.disk, segment.path + ".tmp"
@@ -69,7 +70,7 @@ def compact_segment(log: Log, segment: Segment, keep: Keep) -> int:
         if changed:
             file.sync()
     except CorruptBatch:
-        changed = False  # found while reading: it stays as it is, like known damage
+        changed = False  # damage found while reading: the segment stays as it is
     finally:
         file.close()
         if not changed:
@@ -80,7 +81,7 @@ def compact_segment(log: Log, segment: Segment, keep: Keep) -> int:
 
 
 def _rewrite(log: Log, segment: Segment, keep: Keep, target: File) -> bool:
-    """Write what is kept of the segment to the target; False when that is everything."""
+    """Write what is kept of the segment to the target. Returns False when that is everything."""
     writer = _Writer(target)
     for batch in _batches_of(log, segment):
         kept = keep(batch) if batch.count else []
@@ -96,7 +97,7 @@ def _rewrite(log: Log, segment: Segment, keep: Keep, target: File) -> bool:
 
 
 def _batches_of(log: Log, segment: Segment) -> Iterator[Batch]:
-    """Every batch of a segment, checked, also those below the start of the log."""
+    """Yield every batch of a segment, checked, also those below the start of the log."""
     index, file = log.segments.index_of(segment), log.segments.file_of(segment)
     position, expected = 0, segment.base_offset
     while position < index.size:
@@ -134,7 +135,8 @@ class _Writer:
         self.changed = self.changed or batch.count > 0
         if self._filler is not None:
             base, span, epoch, time = self._filler
-            # An epoch's start must stay visible in the log, so a filler stays inside one.
+            # The start of an epoch must stay visible in the log, so a filler stays within one
+            # epoch.
             if epoch == batch.epoch and span + batch.span <= _SPAN_MAX:
                 self.changed = True
                 filler = (base, span + batch.span, epoch, max(time, batch.max_timestamp))
@@ -172,7 +174,7 @@ class _Writer:
 
 
 def _without(batch: Batch, kept: list[int]) -> bytearray:
-    """The batch with only the kept records, at their offsets."""
+    """Return the batch with only the kept records, at their offsets."""
     flags, base = batch.flags, batch.base_offset
     offsets, values = batch.offsets(), batch.values()
     keys, headers, times = batch.keys(), batch.headers(), batch.timestamps()
@@ -202,16 +204,17 @@ def _without(batch: Batch, kept: list[int]) -> bytearray:
 def compact_by_key(
     log: Log, now_ms: int, tombstone_ms: int = DAY_MS, keys_max: int = KEYS_MAX
 ) -> int:
-    """Keep the last record of each key; the bytes freed.
+    """Keep the last record of each key. Returns the bytes freed.
 
-    Records without a key stay. An empty value with a key is a tombstone: it removes the key's older
-    records and goes itself once it is older than `tombstone_ms`. Memory is bounded by `keys_max`
-    keys (about 150 bytes each); records of further keys stay until a later run.
+    Records without a key stay. An empty value with a key is a tombstone: it removes the older
+    records of the key, and is removed itself once it is older than `tombstone_ms`. Memory is
+    bounded by `keys_max` keys (about 150 bytes each). Records of further keys stay until a later
+    run.
     """
-    # A record may only go because of one that survives a crash.
+    # A record may be dropped only because of a record that survives a crash.
     log.sync()
     latest = _latest_offsets(log, keys_max)
-    # Older records hidden by a tombstone may sit in a damaged segment, which is not rewritten.
+    # Older records hidden by a tombstone may be in a damaged segment, which is not rewritten.
     oldest_ms = now_ms - tombstone_ms if not log.damaged else None
 
     def keep(batch: Batch) -> list[int] | None:
@@ -231,7 +234,7 @@ def compact_by_key(
 
 
 def _latest_offsets(log: Log, keys_max: int) -> dict[bytes, int]:
-    """The last offset of each key, for the first `keys_max` keys."""
+    """Return the last offset of each key, for the first `keys_max` keys."""
     latest: dict[bytes, int] = {}
     for batch in log.batches(log.start_offset, skip_damaged=True):
         if batch.flags & FLAG_KEYS:
@@ -244,5 +247,5 @@ def _latest_offsets(log: Log, keys_max: int) -> dict[bytes, int]:
 
 
 def _digest(key: bytes) -> bytes:
-    """A fixed size for any key; at 128 bits two keys never meet by chance."""
+    """Return a digest of a key, of fixed size. At 128 bits two keys never meet by chance."""
     return blake2b(key, digest_size=16).digest()

@@ -17,8 +17,10 @@ class LogConfig:
     """How one log lays out its files and treats the page cache."""
 
     segment_bytes: int = 64 * MIB
-    """Bytes after which the active segment is sealed (4 KiB .. 1 GiB); one append may go over it.
-    Small: many files and syncs. Large: slow open after a crash, retention in coarse steps."""
+    """Bytes after which the active segment is sealed (4 KiB .. 1 GiB). One append may exceed it.
+
+    Small: many files and syncs. Large: slow open after a crash, retention in coarse steps.
+    """
 
     segment_age_ms: int | None = 7 * DAY_MS
     """`retain` seals an active segment whose first record is this old, so that retention by age
@@ -29,18 +31,23 @@ class LogConfig:
     read walks further."""
 
     with_lanes: bool = True
-    """Keep the runs of each lane. Off for logs that nobody leases from: saves memory and time."""
+    """Keep the runs of each lane. Off for logs without leases: saves memory and time."""
 
     seal_sync: bool = True
-    """Sync a segment when it is sealed. Off: rolling does not wait for the disk, the next sync
-    makes the sealed segment durable as well; after a crash a few segments more are read again."""
+    """Sync a segment when it is sealed.
+
+    Off: rolling does not wait for the disk, and the next sync makes the sealed segment durable as
+    well. After a crash a few more segments are read again.
+    """
 
     write_behind_bytes: int = 8 * MIB
     """Ask the kernel to start writing after this many bytes, so that a sync finds little to do."""
 
     page_cache_bytes: int | None = 256 * MIB
-    """Give pages back once the head is this far past them. Without a bound a fast writer fills all
-    memory with pages that nobody reads. None: leave pages to the kernel."""
+    """Give pages back once the head is this far past them. None: leave pages to the kernel.
+
+    Without a bound a fast writer fills all memory with pages that nobody reads.
+    """
 
     def __post_init__(self) -> None:
         problems = []

@@ -1,11 +1,11 @@
-"""How far a log is durable, and the sync that moves it on. (Shell.)
+"""How far a log is durable, and the sync that moves that on. (Shell.)
 
 One writer appends while another thread may sync. The writer publishes its head as one tuple, so a
-ticket sees an end offset and a position that belong together without a lock on the append path.
-The head also says to which generation it belongs. A truncation begins a new one: what is published
-before it is done still belongs to the old one, and no sync of that vouches for anything any more.
-Bytes below the active segment are durable already, because sealing syncs; unless the log seals
-lazily: then the files of sealed segments wait here for the next sync, which takes them first.
+ticket sees an end offset and a position that belong together, without a lock on the append path.
+The head also has its generation. A truncation begins a new generation: heads published before it is
+done belong to the old one, and a sync of those proves nothing any more. Bytes below the active
+segment are durable already, because sealing syncs. A log that seals lazily is the exception: the
+files of its sealed segments wait here for the next sync, which takes them first.
 
 A failed sync is final: the kernel may have dropped the pages, and a second sync would report a
 success that never happened. The log refuses writes until it is opened again.
@@ -27,7 +27,8 @@ _CLOSED = -1
 class Head:
     """The end of a log: the active segment, its open file and what was written to it.
 
-    `generation` counts the truncations that came before."""
+    `generation` counts the truncations before it.
+    """
 
     end_offset: int
     segment_base: int
@@ -37,7 +38,7 @@ class Head:
 
 
 class SyncTicket:
-    """One sync: what it covers was fixed when it was made; `run` may happen in any thread."""
+    """One sync. What it covers is fixed when it is made; `run` may happen in any thread."""
 
     __slots__ = ("_durability", "_head")
 
@@ -47,7 +48,7 @@ class SyncTicket:
 
     @property
     def end_offset(self) -> int:
-        """What is flushed once `run` has returned."""
+        """The flushed offset once `run` has returned."""
         return self._head.end_offset
 
     def run(self) -> None:
@@ -58,7 +59,7 @@ class SyncTicket:
 class Durability:
     """The flushed offset, the start offset, and the checkpoint that remembers both.
 
-    Beside them it keeps `readable_offset` for the log's owner: what was readable once stays so,
+    It also keeps `readable_offset` for the owner of the log: what was readable once stays readable,
     unless it is cut off. Only the thread that writes the log sets it.
     """
 
@@ -86,25 +87,27 @@ class Durability:
         readable_offset: int = 0,
         named: bool = True,
     ) -> None:
-        """With `sync_names`, which syncs the log's directory, the log seals lazily.
+        """With `sync_names`, which syncs the directory, the log seals lazily.
 
-        Not `named`: the active segment was started without a sync of its name, by a process that
-        ended before it had a reason for one."""
+        Without `named`, the active segment was created without a sync of its name, by a process
+        that ended before it needed one.
+        """
         self._checkpoint = checkpoint
         self._sync_names = sync_names
         self.unsynced: tuple[tuple[int, File], ...] = ()
         """(base offset, file) of sealed segments not known to be durable, oldest first."""
-        # How many segments were started without a sync of their names, and of how many since.
+        # How many segments were created without a sync of their names, and how many names are
+        # synced.
         self._unnamed = 0 if named else 1
         self._named = 0
         self._lock = threading.Lock()
-        # Only heads of this generation count: a sync begun before a truncation must not vouch for
-        # what was appended in place of the truncated bytes.
+        # Only heads of this generation count: a sync that began before a truncation must not prove
+        # anything about bytes that replaced the truncated ones.
         self._generation = 0
         self.flushed_offset = flushed_offset
         self.start_offset = start_offset
         self.readable_offset = readable_offset
-        # What the checkpoint has of it.
+        # The readable offset that the checkpoint has.
         self._noted = readable_offset
         self.failure: StorageError | None = None
 
@@ -138,8 +141,8 @@ class Durability:
                 return
             raise
         except StorageFailed as error:
-            # Even if somebody else's sync covered it meanwhile: the kernel reports a lost page to
-            # one of two concurrent syncs only, so that other success means nothing.
+            # This holds even if another sync covered it meanwhile: the kernel reports a lost page
+            # to one of two concurrent syncs only, so the success of the other proves nothing.
             self.fail(error)
             raise
         with self._lock:
@@ -150,12 +153,12 @@ class Durability:
             self._named = max(self._named, unnamed)
             self._write(head)
         if sealed:
-            # Only a hint, but an old one means that all segments since are read again.
+            # This is only a hint, but after an old one all later segments are read again.
             with suppress(FileClosed):
                 self._checkpoint.sync()
 
     def _covered(self, head: Head) -> bool:
-        """Sealing, truncation or another ticket has made this sync superfluous."""
+        """Report whether sealing, truncation or another ticket has made this sync unnecessary."""
         return head.generation != self._generation or head.end_offset <= self.flushed_offset
 
     def _sync_sealed(self, entry: tuple[int, File]) -> None:
@@ -166,13 +169,13 @@ class Durability:
                 raise  # otherwise its segment was dropped meanwhile, and needs no sync
 
     def leave_unsynced(self, base_offset: int, file: File) -> None:
-        """The segment was sealed, and the next one has its name, without any sync."""
+        """Note a segment that was sealed, and a next one that got its name, without any sync."""
         with self._lock:
             self.unsynced = (*self.unsynced, (base_offset, file))
             self._unnamed += 1
 
     def settle(self, head: Head) -> None:
-        """Make every sealed segment durable, and forget their files: they are about to change."""
+        """Make every sealed segment durable and forget their files, which are about to change."""
         self.begin(head).run()
         if self._unnamed != self._named and self._sync_names is not None:
             try:
@@ -185,12 +188,12 @@ class Durability:
             self._named = self._unnamed
 
     def release_below(self, offset: int) -> None:
-        """Segments that start below the offset are about to be dropped."""
+        """Forget segments that start below the offset: they are about to be dropped."""
         with self._lock:
             self.unsynced = tuple(entry for entry in self.unsynced if entry[0] >= offset)
 
     def sealed(self, head: Head) -> None:
-        """A new segment starts at `head`: all below it is durable."""
+        """Note a new segment that starts at `head`: everything below it is durable."""
         with self._lock:
             self.flushed_offset = max(self.flushed_offset, head.end_offset)
             self._write(head)
@@ -198,8 +201,8 @@ class Durability:
     def cut(self, head: Head) -> None:
         """Promise durably that nothing at or above `head` is claimed any more.
 
-        From here on only heads of its generation count, whether the promise could be written or
-        not."""
+        From here on only heads of its generation count, even when the promise could not be written.
+        """
         with self._lock:
             self._generation = head.generation
             self.flushed_offset = min(self.flushed_offset, head.end_offset)
@@ -213,15 +216,15 @@ class Durability:
                 raise
 
     def cut_done(self, head: Head) -> None:
-        """The log ends at `head`, durably: all of it is flushed."""
+        """Note that the log ends at `head`, durably: all of it is flushed."""
         with self._lock:
             self.flushed_offset = head.end_offset
-            # The promise holds without this; it only spares the next open a second look.
+            # The promise holds without this write. It only saves the next open a second check.
             with suppress(DiskFull):
                 self._write(head, sync=True)
 
     def restart(self, offset: int) -> None:
-        """Remember durably that the log is empty and goes on here; no segment is there now."""
+        """Remember durably that the log is empty and goes on here. It has no segment now."""
         with self._lock:
             self.start_offset = self.flushed_offset = offset
             self._noted = self.readable_offset = min(self.readable_offset, offset)
@@ -237,7 +240,7 @@ class Durability:
             self._checkpoint.write(slot, sync=True)
 
     def move_start(self, start_offset: int, head: Head) -> None:
-        """Remember durably that the log starts here; `start_offset` is flushed."""
+        """Remember durably that the log starts here. `start_offset` must be flushed."""
         with self._lock:
             before, self.start_offset = self.start_offset, start_offset
             try:
@@ -256,7 +259,7 @@ class Durability:
         return self._noted < self.readable_offset and self.failure is None
 
     def note_readable(self, head: Head) -> None:
-        """Let the checkpoint have it, as a hint: a crash may lose it. In any thread."""
+        """Write the readable offset as a hint, which a crash may lose. Any thread may call it."""
         with self._lock:
             if head.generation != self._generation:
                 return  # a truncation is under way and writes it, or the log is closed
@@ -286,7 +289,7 @@ class Durability:
             self._noted = readable
         except DiskFull:
             if sync:
-                raise  # a hint may be lost, a promise may not
+                raise  # a hint may be lost, but not a promise
 
     def close(self) -> None:
         with self._lock:  # a sync that ends now finds the log closed, not a reused descriptor

@@ -1,14 +1,14 @@
-"""Group commit: one sync for everybody who waits. (Shell.)
+"""Group commit: one sync for all who wait. (Shell.)
 
-While one round of syncs is under way, others queue up behind it; the next round covers all of them
-with one sync per log. Within a round the logs of one folder are synced in the order of `add`, one
-after the other, so an owner that adds its data log before its ledger never has a durable ledger
-entry about data that is not. Those of several folders are synced `hands` at a time: a disk that is
-slow to answer takes several requests at once, and nobody waits for the sum of all.
+While one round of syncs is under way, other requests queue up behind it. The next round covers all
+of them with one sync per log. Within a round the logs of one folder are synced in the order of
+`add`, one after the other. So an owner that adds its data log before its ledger never has a durable
+ledger entry about data that is not durable. The logs of several folders are synced `hands` at a
+time: a slow disk takes several requests at once, and nobody waits for the sum of all.
 
-With an interval a thread also syncs every log that has something to sync, that often, and has the
-others note what is readable of them. A failed sync fails every waiter of that log with
-StorageFailed; the other logs go on. Nobody may be waiting for it, so `on_failure` is told as well.
+With an interval a thread also syncs every log that has something to sync, that often, and writes
+down what is readable of the others. A failed sync fails every waiter of that log with
+StorageFailed; the other logs go on. Perhaps nobody waits for it, so `on_failure` is called as well.
 """
 
 import os
@@ -27,7 +27,7 @@ OnFailure = Callable[[Log, Exception], None]
 
 
 class Flusher:
-    """The thread; it starts with the first log and ends with `close`."""
+    """A thread that syncs logs. It starts with the first log and ends with `close`."""
 
     def __init__(self, interval_s: float | None = None, hands: int = 1) -> None:
         self._interval_s = interval_s
@@ -38,7 +38,7 @@ class Flusher:
         self._busy: dict[Log, None] = {}
         self._removers = 0
         self._turns = Turns(self._serve)
-        # One round at a time, whoever runs it.
+        # Only one round runs at a time, in whichever thread.
         self._rounds = threading.Lock()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -48,7 +48,7 @@ class Flusher:
         """Called, in the thread of the sync, with a log that refuses writes from now on."""
 
     def add(self, log: Log) -> None:
-        """Take care of the log; its place in a round is after those added before."""
+        """Add the log. In a round its turn is after those added before."""
         with self._changed:
             self._logs.append(log)
             if self._thread is None and not self._closed:
@@ -56,7 +56,7 @@ class Flusher:
                 self._thread.start()
 
     def remove(self, log: Log) -> None:
-        """Forget the log; on return no sync of it is under way here."""
+        """Remove the log. On return no sync of it is under way here."""
         with self._changed:
             self._logs = [other for other in self._logs if other is not log]
             self._removers += 1
@@ -80,7 +80,8 @@ class Flusher:
         callback(StorageFailed("the flusher is closed"))
 
     def wait(self, targets: Targets) -> None:
-        """Return once every log is durable up to its target; the caller may run the round."""
+        """Return once every log is durable up to its target. The caller may run the round
+        itself."""
         if any(log.flushed_offset < target for log, target in targets):
             self._turns.take(targets)
             error = missed(targets)
@@ -94,7 +95,7 @@ class Flusher:
         self._round(logs)
 
     def close(self) -> None:
-        """Serve who is waiting, then end the thread."""
+        """Serve all who wait, then end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -130,7 +131,7 @@ class Flusher:
                     with suppress(RaftqError):
                         log.note_readable()
             if self._hands is not None and len(folders) > 1:
-                # What a sync raises is the log's failure; anything else is raised here.
+                # An error of a sync belongs to its log. Anything else is raised here.
                 list(self._hands.map(self._sync_all, folders.values()))
             else:
                 for folder in folders.values():
@@ -145,14 +146,14 @@ class Flusher:
             run_sync(log.sync, log, self.on_failure)
             with self._changed:
                 del self._busy[log]
-                # Only for them: a needless wake-up costs more than the rest of a round.
+                # Wake only them: a needless wake-up costs more than the rest of a round.
                 if self._removers:
                     self._changed.notify_all()
 
 
 def run_sync(sync: Callable[[], None], log: Log, on_failure: OnFailure | None) -> None:
-    """Sync a log, and never raise what storage does: the log remembers its failure, and those who
-    wait for it are told."""
+    """Sync a log without raising storage errors: the log remembers its failure, and its waiters
+    get it."""
     try:
         sync()
     except RaftqError:
@@ -161,7 +162,7 @@ def run_sync(sync: Callable[[], None], log: Log, on_failure: OnFailure | None) -
 
 
 def missed(targets: Targets) -> RaftqError | None:
-    """Why these targets were not reached; None when they were."""
+    """Return why these targets were not reached, or None when they were."""
     for log, target in targets:
         if log.flushed_offset < target:
             why = log.failure or "it was truncated or removed, or the flusher is closed"

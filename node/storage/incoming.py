@@ -1,9 +1,9 @@
 """Check the batches of a client before a leader stamps and appends them. (Pure.)
 
-A client is not believed: magic, version, checksums, lengths, flags, lane and the limits of the
-topic are checked for every batch, and the whole request is refused if one of them is bad. The cost
-is per batch and per byte, not per record: what the columns say about single records is looked at
-only as far as a limit could be broken, and is checked by whoever decodes the batch.
+Clients are not trusted: magic, version, checksums, lengths, flags, lane and the limits of the topic
+are checked for every batch, and one bad batch refuses the whole request. The cost is per batch and
+per byte, not per record. The columns of single records are looked at only where a limit could be
+broken. All else is checked when the batch is decoded.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ from raftq.client.wire.record import HEADERS_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYT
 
 # Columns that only nodes write.
 _FLAGS_REFUSED = FLAG_CONTROL | FLAG_OFFSET_DELTAS | FLAG_DELAY_OFFSETS
-# What must be exactly as it should: nothing of it is set but, in delayed batches, the due times.
+# These flags must match exactly: none is set except, in delayed batches, the due times.
 _FLAGS_FIXED = ~FLAGS_KNOWN | _FLAGS_REFUSED | FLAG_DELIVER_AT
 
 Incoming = tuple[int, int, int, int, int, int, int]
@@ -47,29 +47,29 @@ Incoming = tuple[int, int, int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one request may bring for one partition."""
+    """The limits of one request for one partition."""
 
     batch_bytes_max: int = BATCH_BYTES_MAX
-    """Of one batch, packed and unpacked."""
+    """The most bytes of one batch, compressed and uncompressed."""
 
     value_bytes_max: int = VALUE_BYTES_MAX
-    """Of one record's value."""
+    """The most bytes of the value of one record."""
 
     batches_max: int = 1024
-    """In one request: each costs the leader time, however small it is."""
+    """The most batches of one request. Each costs the leader time, however small it is."""
 
     delayed: bool = False
-    """Whether every batch, or else none, says when its records are due."""
+    """Whether the batches are delayed: then every batch has due times, otherwise none has."""
 
 
 DEFAULT_LIMITS = Limits()
 
 
 def check_incoming(raw: memoryview, limits: Limits = DEFAULT_LIMITS) -> list[Incoming]:
-    """Every batch of the request's bytes, back to back.
+    """Check every batch of the bytes of a request, back to back, and return them.
 
-    Raises CorruptBatch (UnknownFormat for a newer version) for what is no batch, InvalidArgument
-    for what clients may not send, TooLarge for what is over a limit.
+    Raises CorruptBatch (UnknownFormat for a newer version) for bytes that are no batch,
+    InvalidArgument for what clients may not send, and TooLarge for what is over a limit.
     """
     found: list[Incoming] = []
     at, size, bytes_max = 0, len(raw), limits.batch_bytes_max
@@ -118,7 +118,7 @@ def check_incoming(raw: memoryview, limits: Limits = DEFAULT_LIMITS) -> list[Inc
 
 
 def _bounds_fit(raw: memoryview, body_at: int, starts: int, count: int, values: int) -> bool:
-    """The first and the last value offset are right; the others are for whoever decodes them."""
+    """Report whether the first and the last value offset are right. Decoding checks the others."""
     at = body_at + starts * count
     if count == 1:
         return bool(PAIR.unpack_from(raw, at) == (0, values))
@@ -128,7 +128,7 @@ def _bounds_fit(raw: memoryview, body_at: int, starts: int, count: int, values: 
 
 
 def _check_sizes(batch: Batch, limits: Limits) -> None:
-    """Look at every record of a section that is larger than one of them may be."""
+    """Check every record of a section that is larger than one record may be."""
     sections = (
         ("values", batch.values_length, limits.value_bytes_max),
         ("keys", batch.keys_length, KEY_BYTES_MAX),
@@ -152,7 +152,7 @@ def _wrong_shape(count: int, left: int, limits: Limits) -> RaftqError:
 
 
 def _refusal(raw: memoryview, at: int, limits: Limits) -> RaftqError:
-    """Why the batch at `at` is not taken; a newer version is raised as UnknownFormat."""
+    """Return why the batch at `at` is refused. A newer version is raised as UnknownFormat."""
     length, body, producer_id, lane = _claims(raw, at)
     try:
         batch = Batch(raw, at)

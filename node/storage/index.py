@@ -163,48 +163,49 @@ class SegmentIndex:
         self.ensure_entry(damage)
 
     def ensure_entry(self, damage: DamagedRange) -> None:
-        """Give the first batch after damage its entry."""
+        """Make an entry for the first batch after damage."""
         at = bisect_left(self.positions, damage.end_position)
         if damage.end_position >= self.size:
             return
         if at < len(self.positions) and self.positions[at] == damage.end_position:
             return
-        # The highest time before it is not known exactly; too high only means a longer walk.
+        # The highest time before it is not known exactly. A value that is too high only lengthens a
+        # walk.
         time = self.times[at] if at < len(self.times) else self.max_timestamp
         self.offsets.insert(at, damage.end)
         self.positions.insert(at, damage.end_position)
         self.times.insert(at, time)
 
     def entry_for_offset(self, offset: int) -> tuple[int, int]:
-        """(offset, position) of the last entry at or below `offset`."""
+        """Return (offset, position) of the last entry at or below `offset`."""
         at = bisect_right(self.offsets, offset) - 1
         return (self.offsets[at], self.positions[at]) if at >= 0 else (self.base_offset, 0)
 
     def block_end(self, position: int) -> int:
-        """Position of the first entry after `position`, or the end of the segment."""
+        """Return the position of the first entry after `position`, or the end of the segment."""
         at = bisect_right(self.positions, position)
         return self.positions[at] if at < len(self.positions) else self.size
 
     def last_entry_until(self, position: int) -> int:
-        """Position of the last entry at or below `position`."""
+        """Return the position of the last entry at or below `position`."""
         at = bisect_right(self.positions, position) - 1
         return self.positions[at] if at >= 0 else 0
 
     def entry_for_time(self, timestamp: int) -> int | None:
-        """The offset to start walking at for the first batch at or above a time, if any is here."""
+        """Return the offset from which to look for the first batch at or above a time, or None."""
         if self.max_timestamp < timestamp or not self.offsets:
             return None
         return self.offsets[max(bisect_left(self.times, timestamp) - 1, 0)]
 
     def damage_at(self, offset: int) -> DamagedRange | None:
-        """The known damaged range that contains the offset."""
+        """Return the known damaged range that contains the offset, or None."""
         for damage in self.damaged:
             if damage.start <= offset < damage.end:
                 return damage
         return None
 
     def damage_position_from(self, position: int) -> int:
-        """Where the first known damage at or after `position` starts, or the segment's end."""
+        """Return where the first known damage at or after `position` starts, or the end."""
         for damage in self.damaged:
             if damage.position >= position:
                 return damage.position

@@ -17,9 +17,9 @@ All numbers are little-endian.
     body      i64[entries] offsets, positions, times
               i64[runs] starts, ends      for each lane
 
-The head is all that opening a log needs; the body is read when somebody looks something up. An
-index is a cache: one that fails its checks is rebuilt from its segment. Only a newer version is not
-overwritten but refused, because a newer segment stands behind it.
+Opening a log needs only the head; the body is read at the first lookup. An index is a cache: when
+it fails its checks, it is rebuilt from its segment. A newer version is refused and not overwritten,
+because it belongs to a newer segment.
 """
 
 from array import array
@@ -106,7 +106,7 @@ def _head_crc(head: bytes) -> int:
 
 
 def head_length(data: bytes, path: str) -> int:
-    """Bytes of the head, from its first bytes; bounded before anybody reads that many."""
+    """Return the length of the head from its first bytes, checked against a bound."""
     if len(data) < HEAD_BYTES_MIN:
         raise CorruptFile(f"{path} has {len(data)} bytes, an index needs {HEAD_BYTES_MIN}")
     magic, _, _, length, *_ = _FIXED.unpack_from(data)
@@ -116,7 +116,7 @@ def head_length(data: bytes, path: str) -> int:
 
 
 def decode_head(head: bytes, path: str, log_path: str) -> SegmentSummary:
-    """The checked head; `head` is exactly the bytes that `head_length` announced."""
+    """Return the checked head. `head` is exactly the bytes that `head_length` announced."""
     _, version, flags, length, crc, _, _ = _FIXED.unpack_from(head)
     if length != len(head) or _head_crc(head) != crc:
         raise CorruptFile(f"the head of {path} fails its checksum")
@@ -141,7 +141,7 @@ def decode_head(head: bytes, path: str, log_path: str) -> SegmentSummary:
 
 
 def decode_index(data: bytes, path: str, log_path: str, interval: int) -> SegmentIndex:
-    """The whole checked index."""
+    """Return the whole checked index."""
     length = head_length(data, path)
     summary = decode_head(data[:length], path, log_path)
     _, _, flags, _, _, body_crc, _ = _FIXED.unpack_from(data)

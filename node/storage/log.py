@@ -1,17 +1,20 @@
 """One log: append, read, look up, truncate, retain. (Shell-less engine on a Disk.)
 
-Called by one thread at a time, under its owner's lock; only the `run` of a SyncTicket may happen in
-another thread meanwhile. All bounds are half-open: records live in [start_offset, end_offset), and
-those below flushed_offset survive a power loss.
+One thread at a time calls it, under the lock of its owner. Only the `run` of a SyncTicket may
+happen in another thread meanwhile. All bounds are half-open: records live in [start_offset,
+end_offset), and those below flushed_offset survive a power loss.
 
 Invariants
-- Offsets are given out once and never move: not by recovery, not by damage, not by compaction.
-- A refused append (DiskFull) leaves no byte and no offset behind; the next one may succeed.
-- After a failed write or sync (StorageFailed) every write is refused until the log is opened again.
-- Only the active segment has bytes that are not durable: sealing syncs it. With `seal_sync` off a
-  few sealed segments may have such bytes too; whatever rests on durable segments syncs them first.
 
-The log knows nothing of leases, groups or topics, and it does not lock its directory.
+- Offsets are given out once and never change: not by recovery, not by damage, not by compaction.
+- A refused append (DiskFull) leaves no byte and no offset behind. The next append may succeed.
+- After a failed write or sync (StorageFailed) every write is refused until the log is opened again.
+- Only the active segment has bytes that are not durable, because sealing syncs it. With `seal_sync`
+  off a few sealed segments may have such bytes too. Everything that relies on durable segments
+  syncs them first.
+
+Reading writes nothing; damage that a reader finds is remembered in memory. The log knows nothing of
+leases, groups or topics, and it does not lock its directory.
 """
 
 from bisect import bisect_right
@@ -46,7 +49,8 @@ from raftq.node.storage.scrub import ScrubState, ScrubStep, scrub_step
 from raftq.node.storage.segment import Segment
 from raftq.node.storage.stamped import Facts, Row, check_stamped
 
-# Sealed segments that may wait for a sync: what a crash can cost, and what is read again after it.
+# The sealed segments that may wait for a sync: a crash can lose them, and they are read again after
+# it.
 _UNSYNCED_MAX = 8
 _NO_EPOCH = -1
 _TIME_READ_BYTES = 64 * 1024
@@ -54,7 +58,7 @@ _epoch_of = itemgetter(0)
 
 
 class Log:
-    """An open log. `end_offset` is the offset the next record gets."""
+    """An open log. The next record gets the offset `end_offset`."""
 
     __slots__ = (
         "_config",
@@ -101,31 +105,31 @@ class Log:
             *(sync_names, readable, recovered.named),
         )
         slot = recovered.slot
-        # A start that moved may have been written and not synced when the process was killed.
-        told = slot is not None and slot.start_offset == recovered.start_offset == 0
-        known = told and slot is not None and slot.lazy != config.seal_sync
-        # What comes in place of a lost end is not readable because that was.
+        # A new start may have been written and not synced when the process was killed.
+        same_start = slot is not None and slot.start_offset == recovered.start_offset == 0
+        known = same_start and slot is not None and slot.lazy != config.seal_sync
+        # New records in place of a lost end are not readable because the lost ones were.
         known = known and readable == recovered.readable_offset
         if not known or recovered.report.clean:
-            # Synced, unless it says nothing new: what this log reports as its start and as flushed
-            # must not move back.
+            # Synced, unless it adds nothing new: the reported start and flushed offset must not go
+            # back.
             self._durability.remember(Head(*self._head), sync=not known)
 
     @staticmethod
     def open(disk: Disk, directory: str, config: LogConfig, now_ms: int) -> "Log":
-        """Recover the log in the directory, creating both when they are not there."""
+        """Recover the log in the directory. Creates both when they are missing."""
         recovered = recover(disk, directory, config)
         recovered.report.opened_ms = now_ms
         return Log(disk, directory, config, recovered)
 
     def _take_active(self) -> None:
-        """Look at the active segment anew, after it changed."""
+        """Take over the active segment after it has changed."""
         segment = self.segments.active
         index = segment.facts
         assert isinstance(index, SegmentIndex)
         self._index = index
         self._file = self.segments.file_of(segment)
-        # The first append to a segment notes its epoch even when that did not change.
+        # The first append to a segment notes its epoch even when the epoch is the same as before.
         self._epoch = index.epochs[-1][0] if index.epochs else _NO_EPOCH
         self.last_epoch = self.segments.last_epoch(_NO_EPOCH)
         self._epoch_starts = None
@@ -134,7 +138,8 @@ class Log:
         self._page_cache.start_at(index.size)
 
     def _publish(self) -> None:
-        """Let others see where the log ends; one assignment, so that they see it as a whole."""
+        """Publish the end of the log with one assignment, so that other threads see it as a
+        whole."""
         index = self._index
         self._head = (
             *(index.end_offset, index.base_offset, index.size),
@@ -153,7 +158,7 @@ class Log:
 
     @property
     def readable_offset(self) -> int:
-        """What was readable at some time, as its owner said: kept for him across restarts."""
+        """What its owner once declared readable; it survives restarts."""
         return self._durability.readable_offset
 
     @property
@@ -176,7 +181,7 @@ class Log:
 
     @property
     def damaged(self) -> list[DamagedRange]:
-        """Every damaged range known so far, in offset order."""
+        """All damaged ranges known so far, in offset order."""
         start = self.start_offset
         ranges = [*self._reader.gaps, *self.segments.damaged()]
         return sorted(
@@ -188,20 +193,20 @@ class Log:
     def epochs(self) -> list[tuple[int, int]]:
         """(epoch, start_offset) of each epoch that has records here, in order; not to be changed.
 
-        An epoch whose first records are below the start of the log starts there.
+        An epoch whose first records are below the start of the log starts at the start of the log.
         """
         starts = self._epoch_starts
         if starts is None:
             starts = self._epoch_starts = self.segments.epoch_starts(self.start_offset)
-        # Only the last can be without a record, when the log is empty.
+        # Only the last epoch can be without a record, when the log is empty.
         return starts[:-1] if starts and starts[-1][1] >= self.end_offset else starts
 
     def epoch_pairs(self, limit: int) -> list[tuple[int, int]]:
-        """The last `limit` of `epochs`."""
+        """Return the last `limit` of `epochs`."""
         return self.epochs[-limit:] if limit > 0 else []
 
     def end_offset_for_epoch(self, epoch: int) -> int:
-        """Where records of epochs above `epoch` start; the end of the log when there are none."""
+        """Return the start of the records above `epoch`, or the end of the log without any."""
         epochs = self.epochs
         at = bisect_right(epochs, epoch, key=_epoch_of)
         return epochs[at][1] if at < len(epochs) else self.end_offset
@@ -239,7 +244,8 @@ class Log:
         return base
 
     def append_many(self, batches: Sequence[bytearray | memoryview], epoch: int = 0) -> list[int]:
-        """Append several batches with one write: all of them or none."""
+        """Append several batches with one write, all of them or none. Returns their base
+        offsets."""
         self._durability.check()
         index = self._index
         total = sum(map(len, batches))
@@ -276,11 +282,11 @@ class Log:
         return bases
 
     def append_stamped(self, raw: Buffer) -> list[Facts]:
-        """Append whole batches that a leader stamped, back to back, as they are.
+        """Append whole batches that a leader has stamped, back to back, unchanged.
 
-        All are checked before anything is written: a bad one raises CorruptBatch. Returns what
-        `Producers.note` wants to know of each batch. Fewer than came when the disk got full at the
-        start of a segment: `end_offset` says how far it went.
+        All are checked before anything is written: a bad batch raises CorruptBatch. Returns the
+        facts of each batch for `Producers.note`. There are fewer facts than batches when the disk
+        became full at the start of a segment: `end_offset` then shows how far the append got.
         """
         self._durability.check()
         view = memoryview(raw)
@@ -301,7 +307,7 @@ class Log:
         return facts
 
     def _fit(self, rows: list[Row], first: int, start: int) -> tuple[int, int]:
-        """(number of the row, byte) up to which batches go into the active segment; may roll."""
+        """Return (row, byte) up to which batches go into the active segment. May roll."""
         size, limit = self._index.size, self._segment_bytes
         if size and size + rows[first][0] > limit:
             self.roll()
@@ -342,7 +348,7 @@ class Log:
         )
 
     def roll(self) -> None:
-        """Seal the active segment and start the next; nothing happens while it is empty."""
+        """Seal the active segment and start the next one. Does nothing while it is empty."""
         self._durability.check()
         index = self._index
         if index.end_offset == index.base_offset:
@@ -361,7 +367,7 @@ class Log:
         self._page_cache.seal(index.size)
         self.segments.summarize_sealed()
         if lazy:
-            # Before anybody can ask for a sync of the next segment.
+            # This must happen before a sync of the next segment can begin.
             self._durability.leave_unsynced(index.base_offset, file)
         self._take_active()
         if not lazy:
@@ -376,9 +382,10 @@ class Log:
     # Read
 
     def read(self, offset: int, bytes_max: int) -> bytes:
-        """Raw batches from the one that holds `offset`, whole, at least one, of one segment.
+        """Return raw batches from the one that holds `offset` on: whole, at least one, of one
+        segment.
 
-        Empty at the end of the log. Their checksums are for whoever decodes them.
+        The result is empty at the end of the log. The code that decodes the batches checks them.
         """
         if offset == self.end_offset:
             return b""
@@ -388,14 +395,14 @@ class Log:
         return data
 
     def batch_at(self, offset: int) -> Batch:
-        """The checked batch that holds the offset."""
+        """Return the checked batch that holds the offset."""
         if offset >= self.end_offset:
             raise OffsetOutOfRange(self._range_text(offset))
         self._check_range(offset)
         return self._reader.batch_at(offset)
 
     def stored_at(self, offset: int) -> tuple[Segment, int]:
-        """The segment and the byte position of the batch that holds the offset."""
+        """Return the segment and the byte position of the batch that holds the offset."""
         if offset >= self.end_offset:
             raise OffsetOutOfRange(self._range_text(offset))
         self._check_range(offset)
@@ -409,10 +416,10 @@ class Log:
         bytes_per_read: int = 1024 * 1024,
         skip_damaged: bool = False,
     ) -> Iterator[Batch]:
-        """Checked batches from the one that holds `start`, up to `end`.
+        """Yield checked batches from the one that holds `start` up to `end`.
 
-        Damage raises CorruptBatch, or is passed over with `skip_damaged`; either way it is in
-        `damaged` from then on.
+        Damage raises CorruptBatch, or is skipped with `skip_damaged`. Either way it is in `damaged`
+        from then on.
         """
         end = self.end_offset if end is None else min(end, self.end_offset)
         offset = start
@@ -440,13 +447,13 @@ class Log:
                 offset = readable
 
     def next_readable(self, offset: int) -> int:
-        """The first offset at or above this one that is not known to be damaged."""
+        """Return the first offset at or above this one that is not known to be damaged."""
         while (damage := self._reader.damage_at(offset)) is not None:
             offset = damage.end
         return offset
 
     def offset_for_time(self, timestamp_ms: int) -> int:
-        """The first offset whose timestamp is at or above the given one; the end if none is."""
+        """Return the first offset whose timestamp is at or above the given one, or the end."""
         start = self.start_offset
         for segment in self.segments.items:
             if segment.facts.max_timestamp < timestamp_ms or segment.facts.end_offset <= start:
@@ -492,7 +499,7 @@ class Log:
     # Truncation and retention
 
     def truncate(self, end_offset: int) -> None:
-        """Drop every batch that reaches `end_offset` or beyond; durable on return.
+        """Drop every batch that reaches `end_offset` or beyond. The cut is durable on return.
 
         batches [0,5) [5,9) [9,12):  truncate(9) leaves [0,9),  truncate(7) leaves [0,5)
         """
@@ -508,7 +515,7 @@ class Log:
         segment = segments.items[number]
         try:
             file = segments.file_of(segment)
-            # First the promise, then the deed: a crash in between must not look like a loss.
+            # First write the promise, then cut: a crash in between must not look like a loss.
             self._cut(end, segment.base_offset, position, file)
             segments.drop_back(len(segments.items) - 1 - number)
             index = segments.reactivate_last()
@@ -532,8 +539,11 @@ class Log:
             raise
 
     def _cut(self, end_offset: int, segment_base: int, position: int, file: File) -> None:
-        """Claim nothing above `end_offset` any more. Syncs that begin from now on see the old end
-        and know that it no longer counts, until there is a new one."""
+        """Claim nothing above `end_offset` any more.
+
+        Syncs that begin from now on see the old end and know that it no longer counts, until a new
+        end is published.
+        """
         self._generation += 1
         try:
             self._durability.cut(Head(end_offset, segment_base, position, file, self._generation))
@@ -542,7 +552,7 @@ class Log:
             raise
 
     def truncate_prefix(self, start_offset: int) -> int:
-        """Forget what is below `start_offset`: remove whole segments; the bytes freed."""
+        """Drop what is below `start_offset`: remove whole segments. Returns the bytes freed."""
         self._durability.check()
         if start_offset <= self.start_offset:
             return 0
@@ -560,7 +570,7 @@ class Log:
     ) -> int:
         """Remove sealed segments from the front that are over the age or over the size.
 
-        Nothing at or above the offset `below` goes. Returns the bytes freed.
+        Nothing at or above the offset `below` is removed. Returns the bytes freed.
         """
         self._durability.check()
         self._seal_by_age(now_ms)
@@ -584,7 +594,7 @@ class Log:
         return freed
 
     def reset(self, start_offset: int) -> None:
-        """Drop everything and go on, empty, at `start_offset`; durable on return.
+        """Drop everything and go on, empty, at `start_offset`. Durable on return.
 
         A crash on the way leaves a first part of the old log, or nothing, at the old start or here.
         """
@@ -592,8 +602,9 @@ class Log:
         assert start_offset >= 0, start_offset
         segments = self.segments
         try:
-            # As in a truncation: no longer claimed first, then dropped, the newest first. The new
-            # start counts only once no old segment is left that could be taken for its history.
+            # As in a truncation, the records are first no longer claimed, then dropped, the newest
+            # first. The new start counts only when no old segment is left that could be taken for
+            # its history.
             self._cut(self.start_offset, self._index.base_offset, 0, self._file)
             segments.drop_back(len(segments.items))
             self._reader.gaps.clear()
@@ -603,7 +614,7 @@ class Log:
         except StorageError as error:
             self._durability.fail(error)
             if not segments.items:
-                # Without a file: nothing can be written, but the log can still be asked.
+                # There is no file: nothing can be written, but the log can still answer questions.
                 segments.add(
                     Segment(self.directory, start_offset, segments.new_index(start_offset))
                 )
@@ -611,11 +622,11 @@ class Log:
         self._take_active()
 
     def repair(self, offset: int, batches: Buffer) -> None:
-        """Put good bytes in the place of the damage at `offset`; durable on return.
+        """Replace the damage at `offset` with good bytes. Durable on return.
 
-        They are the same batches from another replica: exactly the offsets and the bytes that are
-        damaged; of a gap, which has no bytes, the front will do. InvalidArgument when there is no
-        such damage, CorruptBatch when they do not fit.
+        `batches` are the same batches from another replica: exactly the damaged offsets and bytes.
+        A gap has no bytes; its first batches are enough. Raises InvalidArgument without such
+        damage, and CorruptBatch when the batches do not fit.
         """
         self._durability.check()
         try:
@@ -626,7 +637,7 @@ class Log:
         self._take_active()
 
     def replace_segment(self, segment: Segment, temporary: str) -> None:
-        """Swap in a rewritten sealed segment that covers the same offsets."""
+        """Replace a sealed segment with a rewritten file of the same offsets."""
         self._durability.check()
         if self._durability.unsynced:
             self._durability.settle(Head(*self._head))
@@ -639,15 +650,16 @@ class Log:
     # Durability
 
     def begin_sync(self) -> SyncTicket:
-        """A sync of everything appended so far; may be asked for and run in another thread."""
+        """Make a ticket for a sync of everything so far. Any thread may request and run it."""
         return self._durability.begin(Head(*self._head))
 
     def set_readable(self, offset: int) -> None:
-        """Everything below is readable, so replicated; a restart knows of it a while later."""
+        """Note that everything below is readable, so replicated. A restart knows of it a while
+        later."""
         self._durability.readable_offset = offset
 
     def note_readable(self) -> None:
-        """Let a restart know what is readable; in any thread."""
+        """Write down what is readable, for a restart. Any thread may call it."""
         self._durability.note_readable(Head(*self._head))
 
     def sync(self) -> None:
@@ -655,11 +667,11 @@ class Log:
         self.begin_sync().run()
 
     def scrub(self, bytes_max: int) -> ScrubStep:
-        """Verify about so many bytes of sealed segments, going on where the last call stopped."""
+        """Verify about `bytes_max` bytes of sealed segments, from where the last call stopped."""
         return scrub_step(self.segments, self._scrub, bytes_max)
 
     def close(self, clean: bool = True) -> None:
-        """Sync and close; not `clean` leaves the files as they are, as a crash would."""
+        """Sync and close. Without `clean` the files stay as they are, as after a crash."""
         durability = self._durability
         try:
             if clean and durability.failure is None:

@@ -1,9 +1,9 @@
 """Keeps the pages of a log's tail moving to the disk and out of memory. (Shell.)
 
 Every `write_behind_bytes` the kernel is asked to start writing that stretch, so a later sync finds
-little to do; once more than `page_cache_bytes` lie behind the head the oldest stretch is given
-back. A reader further behind than that gives its pages back as it goes. Only hints: nothing
-depends on them but speed. Without `page_cache_bytes` nothing is done.
+little to do. Once more than `page_cache_bytes` lie behind the head, the oldest stretch is given
+back. A reader further behind than that gives its pages back as it goes. These are only hints: they
+affect speed and nothing else. Without `page_cache_bytes` nothing is done.
 """
 
 from collections import deque
@@ -49,19 +49,19 @@ class PageCache:
             self.due_at = position + self._step
 
     def advance(self, position: int) -> None:
-        """The active segment reaches `position` now."""
+        """Note that the active segment ends at `position` now."""
         segment = self._segments.active
         self._segments.file_of(segment).write_behind(self._from, position)
         self._add(segment, position)
         self.due_at = position + self._step
 
     def seal(self, position: int) -> None:
-        """The active segment ended at `position` and is synced."""
+        """Note that the active segment ended at `position` and is synced."""
         if self._bytes_max is not None:
             self._add(self._segments.items[-2], position)
 
     def note_read(self, segment: Segment, position: int, length: int) -> None:
-        """A reader far behind the head got these bytes from the disk: give back what it passed.
+        """Give back pages that a reader far behind the head has passed.
 
         Without this, reading a long backlog fills all memory with pages that nobody needs again.
         """

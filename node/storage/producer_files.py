@@ -1,10 +1,11 @@
 """Snapshots of the producers' state, and its rebuild from a log. (Shell.)
 
-A snapshot is a cache of what the log says up to an offset; the newest two are kept. They are not
-synced: one that a power loss damages fails its checksum and is passed over. One beyond the end of
-the log tells of batches that are gone, and others may take their offsets: it is removed, durably,
-before the log goes on. So an owner calls `load_newest` and `rebuild` whenever it opened or
-truncated its log, and before it resets one it removes all of them with `remove_above(-1)`.
+A snapshot is a cache of what the log says up to an offset. The newest two are kept. They are not
+synced: a snapshot that a power loss damages fails its checksum and is skipped. A snapshot beyond
+the end of the log describes batches that are gone, and other batches may take their offsets. So it
+is removed, durably, before the log goes on. Therefore an owner calls `load_newest` and `rebuild`
+whenever it has opened or truncated its log. Before it resets a log, it removes all snapshots with
+`remove_above(-1)`.
 """
 
 from raftq.client.common.disk import Disk
@@ -27,7 +28,8 @@ _READ_BYTES = 1024 * 1024
 
 
 def save(producers: Producers, disk: Disk, directory: str) -> bool:
-    """Write a snapshot as of `producers.end_offset`; False when the disk has no room for it."""
+    """Write a snapshot as of `producers.end_offset`. Returns False when the disk has no room for
+    it."""
     try:
         replace_unsynced(disk, _path(directory, producers.end_offset), producers.dump())
     except DiskFull:
@@ -40,7 +42,7 @@ def save(producers: Producers, disk: Disk, directory: str) -> bool:
 def load_newest(
     disk: Disk, directory: str, end_offset_max: int, producers_max: int = PRODUCERS_MAX
 ) -> Producers:
-    """The newest good snapshot at or below the end of the log, or nothing known at offset 0."""
+    """Return the newest good snapshot at or below the end of the log, or an empty state at 0."""
     remove_above(disk, directory, end_offset_max)
     for offset in reversed(_offsets(disk, directory)):
         try:
@@ -54,7 +56,7 @@ def load_newest(
 
 
 def remove_above(disk: Disk, directory: str, end_offset: int) -> None:
-    """Remove every snapshot beyond this offset (all of them with -1); durable on return."""
+    """Remove every snapshot beyond this offset (all of them with -1). Durable on return."""
     gone = [offset for offset in _offsets(disk, directory) if offset > end_offset]
     for offset in gone:
         disk.remove(_path(directory, offset))
@@ -63,10 +65,11 @@ def remove_above(disk: Disk, directory: str, end_offset: int) -> None:
 
 
 def rebuild(log: Log, producers: Producers) -> int:
-    """Note every batch between `producers.end_offset` and the log's end; the bytes read.
+    """Note every batch between `producers.end_offset` and the end of the log. Returns the bytes
+    read.
 
-    Bodies are not decoded. Damaged batches are passed over. A state that ends below the start of
-    the log is dropped: what it does not know of is gone, so it could take a new batch for an old.
+    Bodies are not decoded. Damaged batches are skipped. A state that ends below the start of the
+    log is dropped: the batches in between are gone, so it could mistake a new batch for an old one.
     """
     if producers.end_offset < log.start_offset:
         producers.clear(log.start_offset)
@@ -80,7 +83,7 @@ def rebuild(log: Log, producers: Producers) -> int:
             producers.note_all(facts)
             total += len(data)
             if following == offset:
-                log.batch_at(offset)  # finds out how far the damage goes
+                log.batch_at(offset)  # finds how far the damage reaches
                 raise CorruptBatch(f"the batch at offset {offset} cannot be read")
         except CorruptBatch:
             following = log.next_readable(offset)
@@ -96,7 +99,7 @@ def _path(directory: str, offset: int) -> str:
 
 
 def _offsets(disk: Disk, directory: str) -> list[int]:
-    """The offsets of the snapshots that are there, lowest first."""
+    """Return the offsets of the snapshots, lowest first."""
     names = [
         name[len(_PREFIX) : -len(_SUFFIX)]
         for name in disk.list(directory)

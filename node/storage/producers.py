@@ -1,8 +1,8 @@
 """What a partition remembers of its producers: a batch sent twice is appended once. (Core.)
 
 A producer numbers its records (u32, wrapping) and sends a batch again, with the same numbers, until
-it has an answer. Per producer the last batches are kept, so that a repeated one is answered with
-the offset it already has.
+it gets an answer. The last batches of each producer are kept, so a repeated batch is answered with
+the offset that it already has.
 
     unknown producer, or a newer epoch   must begin at sequence 0
     older epoch                          FencedProducer: a newer instance has taken over
@@ -10,11 +10,11 @@ the offset it already has.
     the next sequence                    to be appended
     anything else                        OutOfOrderSequence: a batch before it is missing
 
-`check` decides for a leader before it appends; `note` follows the log afterwards, on leaders and
+`check` decides for a leader before it appends. `note` follows the log afterwards, on leaders and
 followers alike, and never refuses: what is in the log has been decided. So every replica that has
-noted the same batches gives the same answers. State is bounded: producers idle for long go, and
-beyond `producers_max` those that wrote least recently. One that was forgotten is unknown: it is
-told so, unless what it sends is its first batch again.
+noted the same batches gives the same answers. The state is bounded: producers that are idle for
+long are forgotten, and beyond `producers_max` those that wrote least recently. A forgotten producer
+is unknown and gets that error, unless it sends its first batch again.
 
 Snapshots and the rebuild from a log are in producer_files.py.
 """
@@ -34,9 +34,9 @@ from raftq.node.storage.config import DAY_MS
 
 WINDOW = 5
 PRODUCERS_MAX = 100_000
-"""The largest limit, and the one without a setting."""
+"""The largest limit, and the default."""
 IDLE_MS_MAX = 7 * DAY_MS
-"""The same of the time for which an idle one is remembered."""
+"""The longest time for which an idle producer is remembered, and the default."""
 MAGIC = b"RQPS"
 VERSION = 1
 _SEQUENCE_MASK = (1 << 32) - 1
@@ -54,7 +54,7 @@ _Batch = tuple[int, int, int]
 
 
 class _Producer:
-    """One producer: its epoch, when it was last heard of, its last batches, oldest first."""
+    """One producer: its epoch, when it last wrote, and its last batches, oldest first."""
 
     __slots__ = ("batches", "epoch", "seen_ms")
 
@@ -75,9 +75,10 @@ class Producers:
         self._now_ms = 0
         self.producers_max = producers_max
         self.end_offset = end_offset
-        """All batches below it are accounted for, as far as their owner noted them."""
+        """All batches below this offset are accounted for, as far as the owner noted them."""
         self.forgotten = 0
-        """How many went since this was made, because there were too many or they were idle."""
+        """How many producers were forgotten since this was made, because of their number or
+        idleness."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -86,7 +87,8 @@ class Producers:
         return producer_id in self._known
 
     def check(self, producer_id: int, epoch: int, base_sequence: int, count: int) -> int | None:
-        """None: append it. An offset: it was appended there before. Raises when it must not be."""
+        """Return None for a batch to append, or the offset at which it was appended before.
+        Raises when it must not be appended."""
         if producer_id < 0:
             return None
         producer = self._known.get(producer_id)
@@ -116,9 +118,10 @@ class Producers:
         base_offset: int,
         timestamp: int = 0,
     ) -> None:
-        """A batch was appended. Its `count` is that of its sequences: the span of the batch.
+        """Note a batch that was appended. `count` is its number of sequences: the span of the
+        batch.
 
-        Its producer counts as heard of at `timestamp` or at the last known time, if that is later:
+        Its producer counts as active at `timestamp`, or at the last known time if that is later:
         records may carry times long past.
         """
         self.end_offset = base_offset + count
@@ -149,11 +152,11 @@ class Producers:
             self.note(*fact)
 
     def expire(self, now_ms: int, idle_ms_max: int = IDLE_MS_MAX) -> int:
-        """Forget producers that were idle for too long; how many. Also tells the time."""
+        """Forget producers that were idle for too long, and return how many. Also sets the time."""
         first = not self._now_ms
         self._now_ms = max(now_ms, self._now_ms)
         if first:
-            # Nobody told the time before: what was noted so far may look older than it is.
+            # The time was not known before: what was noted so far may look older than it is.
             for producer in self._known.values():
                 producer.seen_ms = max(producer.seen_ms, now_ms)
             return 0
@@ -165,7 +168,7 @@ class Producers:
         return len(idle)
 
     def clear(self, end_offset: int) -> None:
-        """Forget everything, because the log starts anew at this offset."""
+        """Forget everything, because the log starts over at this offset."""
         self._known.clear()
         self.end_offset = end_offset
 
@@ -173,7 +176,7 @@ class Producers:
         return f"{len(self._known)} producers as of offset {self.end_offset}"
 
     def dump(self) -> bytes:
-        """Everything, for `load`."""
+        """Return everything as bytes, for `load`."""
         parts = [b""]
         for name, producer in self._known.items():
             batches = producer.batches
@@ -186,8 +189,11 @@ class Producers:
 
     @staticmethod
     def load(data: bytes, producers_max: int = PRODUCERS_MAX) -> "Producers":
-        """The dumped state; CorruptFile or UnknownFormat when that is not what this is. Of more
-        than `producers_max`, which may have been larger then, the last ones."""
+        """Return the dumped state. Raises CorruptFile or UnknownFormat when `data` is something
+        else.
+
+        Keeps the last `producers_max` producers; the limit may have been larger then.
+        """
         if len(data) < _HEAD.size or data[:4] != MAGIC:
             raise CorruptFile("this is no snapshot of producers")
         _, version, crc, end_offset, now_ms, count = _HEAD.unpack_from(data)

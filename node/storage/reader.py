@@ -1,8 +1,8 @@
 """Find and read batches in the segments of one log. (Shell.)
 
-A lookup goes from the sparse index to the block that holds the offset and walks its headers. What
-does not add up there is examined with all checksums, noted as a DamagedRange, and refused with a
-CorruptBatch from then on; everything around it stays readable.
+A lookup goes from the sparse index to the block that holds the offset and walks its headers.
+Headers that do not fit together are examined with all checksums, noted as a DamagedRange, and
+refused with a CorruptBatch from then on. Everything around them stays readable.
 """
 
 from crc32c import crc32c
@@ -20,7 +20,7 @@ _WALK_BYTES = 64 * 1024
 
 
 class SegmentReader:
-    """Lookups over segments; `gaps` are offsets between segments that no file holds."""
+    """Lookups over segments. `gaps` are offsets between segments that no file holds."""
 
     __slots__ = ("gaps", "segments")
 
@@ -29,7 +29,7 @@ class SegmentReader:
         self.gaps = gaps
 
     def damage_at(self, offset: int) -> DamagedRange | None:
-        """The known damaged range that contains the offset."""
+        """Return the known damaged range that contains the offset, or None."""
         for gap in self.gaps:
             if gap.start <= offset < gap.end:
                 return gap
@@ -40,7 +40,7 @@ class SegmentReader:
         return None
 
     def find(self, offset: int) -> tuple[Segment, SegmentIndex, int]:
-        """(segment, its index, position) of the batch that holds the offset."""
+        """Return (segment, its index, position) of the batch that holds the offset."""
         segments = self.segments
         segment = segments.items[segments.number_holding(offset)]
         index = segments.index_of(segment)
@@ -65,7 +65,7 @@ class SegmentReader:
             )
 
     def examine(self, segment: Segment, index: SegmentIndex, offset: int) -> None:
-        """Check every batch of the block that holds the offset, and note what is damaged."""
+        """Check every batch of the block that holds the offset, and note the damage."""
         start, position = index.entry_for_offset(offset)
         probe = SegmentIndex(start, index.size + 1, with_lanes=False)
         probe.size = position
@@ -83,9 +83,10 @@ class SegmentReader:
             index.insert_damage(damage)
 
     def read(self, offset: int, bytes_max: int) -> tuple[Segment, SegmentIndex, int, bytes]:
-        """(segment, its index, position, bytes): whole batches from the one that holds the offset.
+        """Return (segment, its index, position, bytes): whole batches from the one with the offset
+        on.
 
-        At least one, and of one segment.
+        There is at least one batch, and all are of one segment.
         """
         segment, index, position = self.find(offset)
         file = self.segments.file_of(segment)
@@ -99,7 +100,7 @@ class SegmentReader:
         return segment, index, position, _read_within_block(file, position, bytes_max, limit)
 
     def batch_at(self, offset: int) -> Batch:
-        """The checked batch that holds the offset."""
+        """Return the checked batch that holds the offset."""
         segment, index, _, data = self.read(offset, 1)
         try:
             batch = decode(data)
@@ -112,7 +113,8 @@ class SegmentReader:
         raise CorruptBatch(f"the batch at offset {batch.base_offset} does not hold {offset}")
 
     def cut_point(self, end_offset: int) -> tuple[int, int, int]:
-        """(segment number, position, offset) to cut at, so that all from `end_offset` on goes."""
+        """Return (segment number, position, offset) at which to cut off everything from
+        `end_offset` on."""
         number = self.segments.number_holding(end_offset)
         facts = self.segments.items[number].facts
         if end_offset >= facts.end_offset:
@@ -128,7 +130,8 @@ class SegmentReader:
 
 
 def _walk(file: File, index: SegmentIndex, offset: int) -> int | None:
-    """Position of the batch that holds the offset; None when the headers do not add up."""
+    """Return the position of the batch that holds the offset, or None when the headers do not
+    fit."""
     expected, position = index.entry_for_offset(offset)
     end = index.block_end(position)
     unpack = BOUNDS.unpack_from
@@ -157,7 +160,7 @@ def _walk(file: File, index: SegmentIndex, offset: int) -> int | None:
 
 
 def _read_within_block(file: File, position: int, bytes_max: int, limit: int) -> bytes:
-    """Batches up to `bytes_max`, but at least one; its header was checked by the walk."""
+    """Return batches up to `bytes_max`, at least one. The walk has checked its header."""
     size = min(max(bytes_max, HEADER_BYTES), limit - position)
     data = file.read(position, size)
     end = 0

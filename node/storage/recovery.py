@@ -1,13 +1,13 @@
 """Open the directory of a log after whatever happened to it. (Shell.)
 
-- A sealed segment with an index that fits is believed without reading it; a missing or damaged
-  index is made again from the batches. A segment was durable before its successor was created, so
-  what is unreadable in it is damage, never a torn write.
-  In a log that seals lazily this holds up to the flushed offset; above it a sealed segment may be
-  torn like the last one, and then it is the last one.
-- The last segment is read. Bad bytes at its end are a torn tail and are cut, but only where the
-  log was not known to be durable; otherwise they are damage.
-- Damage never moves an offset: it becomes a DamagedRange, everything around it stays readable, and
+- A sealed segment with an index that fits is trusted without reading it. A missing or damaged index
+  is rebuilt from the batches. A segment was durable before its successor was created, so anything
+  unreadable in it is damage, never a torn write. In a log that seals lazily this holds up to the
+  flushed offset. Above it a sealed segment may be torn like the last one, and then it becomes the
+  last one.
+- The last segment is read. Bad bytes at its end are a torn tail and are cut, but only where the log
+  was not known to be durable. Otherwise they are damage.
+- Damage never moves an offset. It becomes a DamagedRange, everything around it stays readable, and
   the log goes on after it.
 - Bytes that may not be durable are written again and synced before the log calls them flushed:
   after a failed sync the kernel can hold pages that it will never write.
@@ -35,7 +35,7 @@ class RecoveryReport:
 
     opened_ms: int = 0
     clean: bool = False
-    """It was closed in order, and nothing was written since."""
+    """The log was closed in order, and nothing was written since."""
     scanned_bytes: int = 0
     rebuilt_indexes: int = 0
     removed_files: list[str] = field(default_factory=list)
@@ -57,15 +57,15 @@ class Recovered:
     checkpoint: CheckpointFile
     report: RecoveryReport
     slot: Checkpoint | None = None
-    """The checkpoint as it is, when it says all that a new one would say."""
+    """The checkpoint, when a new one would say the same."""
     readable_offset: int = 0
-    """What the checkpoint says was readable; may be above the end of what is there now."""
+    """What was readable according to the checkpoint. It may be above the present end."""
     named: bool = True
     """Whether the name of the active segment is known to be durable."""
 
 
 def recover(disk: Disk, directory: str, config: LogConfig) -> Recovered:
-    """Bring the directory into order and say what is in it."""
+    """Bring the directory into order and return what is in it."""
     disk.make_directory(directory)
     checkpoint, slot = open_checkpoint(disk, directory)
     try:
@@ -76,7 +76,7 @@ def recover(disk: Disk, directory: str, config: LogConfig) -> Recovered:
 
 
 class _Recovery:
-    """One pass over one directory."""
+    """One recovery of one directory."""
 
     def __init__(
         self, disk: Disk, directory: str, config: LogConfig, slot: Checkpoint | None
@@ -113,14 +113,14 @@ class _Recovery:
         slot = self._slot if self._is_settled(segments.active) else None
         readable = 0
         if self._slot is not None and self._slot.sure:
-            # Otherwise a newer slot may be gone, of a truncation below what this one says.
+            # Otherwise a newer slot may be lost, about a truncation below what this slot says.
             readable = self._slot.readable_offset
         return Recovered(
             *(segments, self._gaps, start, checkpoint, self._report, slot, readable, self._named)
         )
 
     def _tidy(self) -> list[int]:
-        """Remove leftovers; the base offsets of the segments that are there."""
+        """Remove leftovers, and return the base offsets of the segments that are there."""
         names = self._disk.list(self._directory)
         bases = [base for name in names if (base := _base_of(name, ".log")) is not None]
         known = dict.fromkeys(bases)
@@ -137,7 +137,7 @@ class _Recovery:
     def _remove_old(self, bases: list[int], start: int, checkpoint: CheckpointFile) -> list[int]:
         """Finish an interrupted removal of segments below the start."""
         if self._slot is not None and len(bases) > 1 and bases[1] <= start:
-            # The start may not be durable yet; without it these segments would look lost.
+            # The start may not be durable yet. Without it these segments would look lost.
             checkpoint.write(self._slot, sync=True)
         while len(bases) > 1 and bases[1] <= start:
             name = f"{bases.pop(0):020d}"
@@ -147,10 +147,11 @@ class _Recovery:
         return bases
 
     def _cut_torn(self, bases: list[int]) -> list[int]:
-        """Where a log that seals lazily was torn in a sealed segment, that one is its last.
+        """End a log that seals lazily at the first sealed segment that is torn.
 
-        The segments above the flushed offset are read, whatever their indexes say. What is whole
-        is made durable; behind the first that is not, nothing follows from what came before.
+        The segments above the flushed offset are read, whatever their indexes say. Whole segments
+        are made durable. Segments behind the first torn one have no history before them and are
+        removed.
         """
         if self._slot is None or not self._slot.lazy:
             return bases
@@ -184,7 +185,8 @@ class _Recovery:
         self._disk.sync_directory(self._directory)
 
     def _open_first(self, base: int, start: int) -> int:
-        """Where the log starts. Segments go only after the checkpoint says so: others are lost."""
+        """Return the start of the log. A segment is dropped only after the checkpoint says so:
+        any other missing segment is lost."""
         if start < base and self._slot is not None and self._slot.sure:
             self._add_gap(start, base, f"{self._directory}/{start:020d}.log")
             return start
@@ -237,12 +239,13 @@ class _Recovery:
                 self._report.truncated_reason = tail.reason
                 file.truncate(tail.position)
             if self._disk.exists(segment.index_path):
-                self._remove(f"{base:020d}.index")  # it may grow past what that index says
+                self._remove(f"{base:020d}.index")  # the segment may grow beyond that index
             return
         self._go_on_after_loss(segment, index, tail.reason if tail is not None else None)
 
     def _go_on_after_loss(self, segment: Segment, index: SegmentIndex, reason: str | None) -> None:
-        """Durable offsets are gone from the end: keep their numbers and start behind them."""
+        """Handle durable offsets that are missing at the end: keep their numbers and start
+        behind them."""
         file = self._segments.file_of(segment)
         if reason is None:
             self._add_gap(index.end_offset, self._flushed_offset, segment.path)
@@ -279,16 +282,16 @@ class _Recovery:
             return
         if size or slot is None or not slot.lazy:
             return
-        # Whoever synced bytes of a segment synced its name as well; this one has none yet.
+        # A sync of the bytes of a segment also synced its name. This segment has no bytes yet.
         if self._segments.config.seal_sync:
             self._disk.sync_directory(self._directory)
         else:
-            self._named = False  # the first sync takes it: an idle log must not wait for one here
+            self._named = False  # left to the first sync: an idle log must not wait for a sync here
 
     def _is_settled(self, segment: Segment) -> bool:
-        """Whether the checkpoint vouches for all that is there, and nothing had to be done.
+        """Report whether the checkpoint covers all that is there, and nothing had to be done.
 
-        Most logs of a killed node are idle ones like this: a thousand of them open without a sync.
+        Most logs of a killed node are idle like this: a thousand of them open without a sync.
         """
         slot, report = self._slot, self._report
         return (
@@ -308,7 +311,7 @@ class _Recovery:
                 file.write_at(start, data)
                 self._report.rewritten_bytes += len(data)
         except DiskFull:
-            # Only a file system that copies on write can say this here; the log must still open.
+            # Only a file system that copies on write can say this here. The log must still open.
             return
 
 

@@ -1,18 +1,18 @@
-"""Put a good copy in the place of damaged batches of a segment. (Shell.)
+"""Replace damaged batches of a segment with a good copy. (Shell.)
 
-The bytes are overwritten in place: a crash in the middle leaves damage where damage was. The index
-is made again afterwards, because what was damaged when it was made is missing in it.
+The bytes are overwritten in place, so a crash in the middle leaves damage where damage was. The
+index is rebuilt afterwards, because it lacks what was damaged when it was made.
 
-Damage has its old length, with one exception: a sealed segment that lost its end has too few bytes
-there, and nothing behind them, so the good copy may be longer.
+Damage keeps its length, with one exception: a sealed segment that lost its end has too few bytes
+there and nothing behind them, so the good copy may be longer.
 
-A gap, offsets that no file holds, is filled with a segment of its own, which is there as a whole or
-not at all; or with several, one after the other, when it is large.
+A gap is a range of offsets that no file holds. It is filled with a segment of its own, which
+appears as a whole or not at all. A large gap is filled with several segments, one after the other.
 
-A good copy may be that of another history: batches must have the epochs that this log knows to
-belong there. What an index noted before the damage is known exactly. What was made from damaged
-bytes, or for a gap, only knows the epochs around it; there it is for whoever asks for a copy to ask
-one that cannot have another history.
+A good copy may come from another history, so batches must have the epochs that this log knows for
+those offsets. Epochs that an index noted before the damage are known exactly. An index made from
+damaged bytes, or for a gap, only knows the epochs around it. There the caller has to choose a
+source that cannot have another history.
 """
 
 from dataclasses import replace
@@ -69,7 +69,7 @@ def repair_damage(segments: Segments, reader: SegmentReader, offset: int, batche
 def _check(
     segments: Segments, reader: SegmentReader, damage: DamagedRange, view: memoryview, first: int
 ) -> int:
-    """Where the batches end: good ones from offset `first` on, in the epochs that belong there."""
+    """Check the batches from offset `first` on and their epochs. Returns where they end."""
     epochs = segments.epoch_starts(0)
     rows, _ = check_stamped(view, first, _in_force(epochs, damage.start - 1)[0])
     if not rows:
@@ -77,7 +77,7 @@ def _check(
     behind = damage.end
     while (more := reader.damage_at(behind)) is not None:
         behind = more.end
-    # Of the first batch behind all that is damaged, if there is one.
+    # The epoch of the first batch behind all the damage, if there is one.
     most = None
     if behind < segments.active.facts.end_offset:
         most = _in_force(epochs, behind)[0]
@@ -92,7 +92,7 @@ def _check(
 
 
 def _in_force(epochs: list[tuple[int, int]], offset: int) -> tuple[int, int]:
-    """(epoch, where it starts) that the log noted for this offset."""
+    """Return (epoch, its start) that the log noted for this offset."""
     found = (0, -1)
     for epoch, start in epochs:
         if start > offset:
@@ -117,7 +117,7 @@ def _fill(segments: Segments, reader: SegmentReader, gap: DamagedRange, view: me
 
 
 def _first_offset(segments: Segments, gap: DamagedRange, view: memoryview) -> int:
-    """Where the batches begin: at the front of a log, some batch may begin below its start."""
+    """Return where the batches begin. At the front of a log a batch may begin below its start."""
     number = segments.number_holding(gap.start)
     if segments.bases[number] > gap.start:
         front = read_front(bytes(view[:HEADER_BYTES]), 0)
@@ -127,7 +127,7 @@ def _first_offset(segments: Segments, gap: DamagedRange, view: memoryview) -> in
 
 
 def _index_again(segments: Segments, segment: Segment, old: SegmentIndex) -> SegmentIndex:
-    """The index of the active segment, made from its bytes."""
+    """Rebuild the index of the active segment from its bytes."""
     index = segments.new_index(segment.base_offset)
     file = segments.file_of(segment)
     tail = scan(file, segment.path, index, old.size)

@@ -1,8 +1,8 @@
-"""Space that is set aside on a node's disk, so that workers can settle when it is full. (Shell.)
+"""Space that is reserved on a disk, so that workers can settle when it is full. (Shell.)
 
-A settlement takes a few bytes of a ledger, and without it records are worked on again. So a node
-that keeps queues holds a file of `size` bytes and removes it when a ledger finds the disk full;
-from then on nothing else is written, until there is plenty of room and the file is back.
+A settlement takes a few bytes of a ledger, and without it records are processed again. So a node
+that has queues keeps a file of `size` bytes and removes it when a ledger finds the disk full. From
+then on nothing else is written, until there is plenty of room and the file is back.
 """
 
 import logging
@@ -15,11 +15,11 @@ logger = logging.getLogger(__name__)
 AGAIN_S = 1.0
 BLOCK_BYTES = 64 * 1024
 PLENTY = 4
-"""How many times the size has to be free before it is set aside again."""
+"""How many times the size must be free before the space is reserved again."""
 
 
 class Reserve:
-    """One file. `is_used` while its space is given to the ledgers."""
+    """The reserved file. `is_used` while its space is given to the ledgers."""
 
     __slots__ = ("_disk", "_looked_at", "_path", "_size", "is_held", "is_used")
 
@@ -32,12 +32,12 @@ class Reserve:
         self.is_used = False
 
     def hold(self) -> None:
-        """Set the space aside, if there is room and it is not yet."""
+        """Reserve the space, if there is room and it is not reserved yet."""
         if not self.is_held and not self.is_used and self._size:
             self._make()
 
     def give_up(self) -> bool:
-        """Free the space; False when there is none left to free."""
+        """Free the space. Returns False when nothing is left to free."""
         if not self.is_held:
             return False
         self._disk.remove(self._path)
@@ -46,7 +46,7 @@ class Reserve:
         return True
 
     def check(self, now: float) -> None:
-        """DiskFull while what is left of the space is for the ledgers alone."""
+        """Raise DiskFull while the rest of the space is for the ledgers alone."""
         if not self.is_used:
             return
         if now - self._looked_at >= AGAIN_S:
@@ -67,7 +67,7 @@ class Reserve:
                 file.append([block[: self._size - start]])
         except DiskFull as error:
             logger.info("event=reserve_waits error=%s", error)
-            file.truncate(0)  # half of it is only in the way
+            file.truncate(0)  # a part of the file only takes room
             return
         finally:
             file.close()

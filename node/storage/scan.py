@@ -37,7 +37,7 @@ _NEEDLE = MAGIC + bytes([VERSION])
 
 @dataclass(slots=True)
 class TornTail:
-    """Where good batches end: bytes from `position` on hold nothing readable."""
+    """The position from which on nothing readable follows, and why."""
 
     position: int
     reason: str
@@ -48,9 +48,9 @@ def scan(
 ) -> TornTail | None:
     """Add every batch between `index.size` and byte `end` to the index.
 
-    Damage that a good batch follows is added as such. What no good batch follows is returned, for
-    the caller to decide between a torn tail and damage. `bytes_max` ends the scan early, at the
-    first batch boundary after so many bytes.
+    Bad bytes with a good batch behind them are added as damage. Bad bytes without one are returned:
+    the caller decides between a torn tail and damage. `bytes_max` ends the scan early, at the first
+    batch boundary after that many bytes.
     """
     stop = end if bytes_max is None else min(end, index.size + bytes_max)
     while index.size < stop:
@@ -67,7 +67,7 @@ def scan(
 
 
 def _scan_good(file: File, index: SegmentIndex, end: int, stop: int) -> str | None:
-    """Add batches until `stop` (None) or until one that is not good (why not)."""
+    """Add batches up to `stop`, and return None, or up to a bad batch, and return why it is bad."""
     needed = 0
     while index.size < stop:
         position = index.size
@@ -119,7 +119,7 @@ def _add_window(window: bytes, index: SegmentIndex, stop: int) -> None:
 
 
 def _why_not(window: bytes, expected: int) -> str:
-    """What is wrong with the batch at the start of the window."""
+    """Return what is wrong with the batch at the start of the window."""
     try:
         batch = Batch(window)
         batch.check_crc()
@@ -145,10 +145,11 @@ def _add_sparse(index: SegmentIndex, window: bytes, at: int) -> bool:
 
 
 def resync(file: File, position: int, end: int, expected: int) -> tuple[int, int] | None:
-    """(position, base_offset) of the first good batch after bad bytes at `position`.
+    """Return (position, base_offset) of the first good batch after bad bytes at `position`, or
+    None.
 
-    The search starts behind the bad batch where its length can be known: a record may hold a
-    batch (a dead letter does), and that must not be mistaken for one of this log.
+    The search starts behind the bad batch where its length can be known: a record may contain a
+    batch (a dead letter does), which must not be mistaken for a batch of this log.
     """
     front = read_front(file.read(position, HEADER_BYTES), 0)
     if front is not None:
@@ -172,10 +173,10 @@ def resync(file: File, position: int, end: int, expected: int) -> tuple[int, int
 
 
 def _proven_length(file: File, position: int, end: int) -> int | None:
-    """The length of a batch with a bad stamp, where a checksum still proves it.
+    """Return the length of a batch with a bad stamp, where a checksum still proves it.
 
-    Damage outside the length leaves a body that matches its own checksum; one flipped bit inside
-    the length is the one that makes the stamp right again.
+    Damage outside the length leaves a body that matches its own checksum. When one bit of the
+    length is flipped, flipping it back makes the stamp right again.
     """
     header = file.read(position, HEADER_BYTES)
     if len(header) < HEADER_BYTES:
@@ -195,7 +196,8 @@ def _proven_length(file: File, position: int, end: int) -> int | None:
 
 
 def _good_base(file: File, position: int, end: int, expected: int) -> int | None:
-    """The base offset of the batch at `position` if all of it is good and it fits the log."""
+    """Return the base offset of the batch at `position`, if all of it is good and it fits the
+    log."""
     front = read_front(file.read(position, HEADER_BYTES), 0)
     if front is None or front.base_offset < expected or position + front.length > end:
         return None

@@ -16,7 +16,7 @@ from raftq.node.storage.segment import Segment, Segments
 
 @dataclass(slots=True)
 class ScrubState:
-    """Where the next step starts."""
+    """The position at which the next step starts."""
 
     offset: int = 0
     rounds: int = 0
@@ -29,7 +29,7 @@ class ScrubStep:
 
     verified_bytes: int = 0
     wrapped: bool = False
-    """It came to the end of the sealed segments; the next step starts at the front."""
+    """The step reached the end of the sealed segments; the next one starts at the front."""
     damaged: list[DamagedRange] = field(default_factory=list)
     """Damage that was not known before."""
 

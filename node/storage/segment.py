@@ -1,7 +1,7 @@
-"""The segments of one log: their files, their indexes, and who holds which offset. (Shell.)
+"""The segments of one log: their files, their indexes, and which holds which offset. (Shell.)
 
 The last segment is active: its index is in memory and grows. The others are sealed: a summary of
-each stays in memory, its index and its open file are kept for as long as they are in use by turns.
+each stays in memory, its index and its open file are cached while they are in use.
 """
 
 from bisect import bisect_left, bisect_right
@@ -29,13 +29,13 @@ from raftq.node.storage.scan import scan
 
 INDEXES_MAX = 8
 FILES_MAX = 32
-FILES_KEPT = 16  # of the newest segments, which may still have to be synced
+FILES_KEPT = 16  # the newest segments keep their files: they may still need a sync
 INDEX_BYTES_MAX = 1 << 31
 _HEAD_READ_BYTES = 4096
 
 
 class Segment:
-    """One segment; `facts` is its index while it is active, its summary once sealed."""
+    """One segment. `facts` is its index while it is active, and its summary once it is sealed."""
 
     __slots__ = ("base_offset", "facts", "index_path", "path", "removed")
 
@@ -50,7 +50,7 @@ class Segment:
 
 
 def read_summary(disk: Disk, segment: Segment, with_lanes: bool) -> SegmentSummary:
-    """The head of the segment's index file; CorruptFile unless it fits the segment."""
+    """Return the head of the index file. Raises CorruptFile unless it fits the segment."""
     if not disk.exists(segment.index_path):
         raise CorruptFile(f"{segment.index_path} is missing")
     file = disk.open(segment.index_path)
@@ -74,7 +74,7 @@ def write_index(disk: Disk, segment: Segment, index: SegmentIndex) -> None:
 
 
 def write_index_if_room(disk: Disk, segment: Segment, index: SegmentIndex) -> None:
-    """Write an index that can be made again: a full disk must not keep a log from being read."""
+    """Write an index, if there is room. It can be rebuilt: a full disk must not stop reads."""
     with suppress(DiskFull):
         write_index(disk, segment, index)
 
@@ -139,7 +139,7 @@ class Segments:
         return SegmentIndex(base_offset, config.index_interval_bytes, config.with_lanes)
 
     def create(self, base_offset: int, sync: bool = True) -> None:
-        """Add an empty active segment; its name is durable on return, unless not synced."""
+        """Add an empty active segment. Its name is durable on return, unless `sync` is off."""
         segment = Segment(self.directory, base_offset, self.new_index(base_offset))
         file = self._disk.open(segment.path, create=True)
         try:
@@ -159,9 +159,10 @@ class Segments:
         self._changed()
 
     def insert(self, base_offset: int, end_offset: int, batches: Buffer) -> None:
-        """Add a sealed segment of these batches between others; durable on return.
+        """Add a sealed segment of these batches between others. Durable on return.
 
-        One that is there without any offset, because it lost all its bytes, goes."""
+        A segment with the same base that has no offsets, because it lost all its bytes, is removed.
+        """
         segment = Segment(self.directory, base_offset, self.new_index(base_offset))
         self._disk.write_file_atomic(segment.path, batches)
         at = bisect_left(self.bases, base_offset)
@@ -183,7 +184,7 @@ class Segments:
         segment = self.items[-1]
         index = segment.facts
         assert isinstance(index, SegmentIndex)
-        # On a full disk without: rolling is how a log comes to drop what nobody needs.
+        # On a full disk the index is left out: rolling is how a log comes to drop old segments.
         with suppress(DiskFull):
             if sync:
                 write_index(self._disk, segment, index)
@@ -201,7 +202,7 @@ class Segments:
         self._changed()
 
     def number_holding(self, offset: int) -> int:
-        """The place in `items` of the last segment that starts at or below the offset."""
+        """Return the position in `items` of the last segment that starts at or below the offset."""
         return max(bisect_right(self.bases, offset) - 1, 0)
 
     def index_of(self, segment: Segment) -> SegmentIndex:
@@ -237,9 +238,9 @@ class Segments:
         return index
 
     def rebuild(self, segment: Segment, end_offset: int) -> SegmentIndex:
-        """Make the index of a sealed segment again from its batches, and write it.
+        """Rebuild the index of a sealed segment from its batches, and write it.
 
-        What cannot be read up to `end_offset`, where the next segment starts, is damaged.
+        What cannot be read below `end_offset`, where the next segment starts, is damaged.
         """
         index = self.new_index(segment.base_offset)
         file = self.file_of(segment)
@@ -278,9 +279,9 @@ class Segments:
         self._changed()
 
     def replace_file(self, segment: Segment, temporary: str) -> None:
-        """Put a finished file, already durable, in place of a sealed segment's.
+        """Put a finished file, already durable, in place of that of a sealed segment.
 
-        The old index goes first: it could be taken for an index of the new file.
+        The old index is removed first: it could be taken for an index of the new file.
         """
         self.forget(segment)
         if self._disk.exists(segment.index_path):
@@ -291,7 +292,7 @@ class Segments:
         self.index_again(segment)
 
     def index_again(self, segment: Segment) -> None:
-        """Make the index of a sealed segment again, because its bytes changed."""
+        """Rebuild the index of a sealed segment, because its bytes have changed."""
         end_offset = segment.facts.end_offset
         index = self.rebuild(segment, end_offset)
         assert index.end_offset == end_offset, f"{segment.path} lost offsets"
@@ -300,7 +301,7 @@ class Segments:
         self._remember(segment.base_offset, index)
 
     def drop_front(self, count: int) -> int:
-        """Remove the first segments from the disk, lowest first; the bytes freed."""
+        """Remove the first segments from the disk, lowest first. Returns the bytes freed."""
         freed = 0
         for _ in range(count):
             segment = self.items.pop(0)
@@ -312,7 +313,7 @@ class Segments:
         return freed
 
     def drop_back(self, count: int) -> None:
-        """Remove the last segments from the disk, highest first; durable on return."""
+        """Remove the last segments from the disk, highest first. Durable on return."""
         for _ in range(count):
             segment = self.items.pop()
             self.bases.pop()
@@ -329,7 +330,7 @@ class Segments:
             self._disk.remove(segment.path)
 
     def reactivate_last(self) -> SegmentIndex:
-        """Make a sealed last segment active again, to be cut and appended to."""
+        """Make a sealed last segment active again, so that it can be cut and appended to."""
         segment = self.items[-1]
         if isinstance(segment.facts, SegmentIndex):
             return segment.facts
@@ -383,12 +384,12 @@ class Segments:
         return count
 
     def _lane_records_after(self, lane: int, number: int) -> int:
-        """Records of the lane in sealed segments after the one at place `number`."""
+        """Count the records of the lane in sealed segments after position `number`."""
         sums = self._lane_sums or self._sum_lanes()
         return sums[lane][-1] - sums[lane][number + 1]
 
     def _sealed_with_lane(self, lane: int, number: int) -> int:
-        """The first place at or after `number` whose sealed segment has records of the lane."""
+        """Return the first position at or after `number` whose sealed segment has the lane."""
         sums = (self._lane_sums or self._sum_lanes())[lane]
         return bisect_right(sums, sums[number], lo=number) - 1
 

@@ -1,8 +1,7 @@
-"""Check batches that a leader has stamped, before a follower writes them as they are. (Pure.)
+"""Check batches that a leader has stamped, before a follower writes them unchanged. (Pure.)
 
-A follower copies the leader's bytes, so here is the only place where it can notice that they were
-damaged on the way or do not continue its own log. No `Batch` is built: this runs for every byte
-that is replicated.
+A follower copies the bytes of the leader. Only here can it notice that they were damaged on the way
+or do not continue its own log. No `Batch` is built: this runs for every replicated byte.
 """
 
 from collections.abc import Sequence
@@ -36,16 +35,17 @@ Row = tuple[int, int, int, int, int, int, Sequence[int] | None]
 
 
 class Checked(NamedTuple):
-    """Good batches: what an index and what the producers' state need of each."""
+    """Good batches: what an index and what the state of the producers needs of each."""
 
     rows: list[Row]
     facts: list[Facts]
 
 
 def check_stamped(view: memoryview, expected: int, epoch_now: int) -> Checked:
-    """All batches of the view, which continue a log that ends at `expected` in `epoch_now`.
+    """Check all batches of the view, which must continue a log that ends at `expected` in
+    `epoch_now`.
 
-    Raises CorruptBatch (UnknownFormat for a newer version) at the first that does not.
+    Raises CorruptBatch (UnknownFormat for a newer version) at the first batch that does not.
     """
     unpack, checksum = CHECKED.unpack_from, crc32c
     rows: list[Row] = []
@@ -83,23 +83,25 @@ def check_stamped(view: memoryview, expected: int, epoch_now: int) -> Checked:
 
 
 def why_not(buffer: Buffer, at: int, expected: int, epoch_now: int) -> CorruptBatch:
-    """What is wrong with the batch at `at`; a newer version is raised as UnknownFormat."""
+    """Return what is wrong with the batch at `at`. A newer version is raised as UnknownFormat."""
     try:
         batch = Batch(buffer, at)
         batch.check_crc()
     except CorruptBatch as error:
         return CorruptBatch(f"the batch due at offset {expected}: {error}")
     if batch.base_offset != expected:
-        return CorruptBatch(f"a batch with offset {batch.base_offset} came where {expected} is due")
+        return CorruptBatch(
+            f"a batch with offset {batch.base_offset} arrived where {expected} is due"
+        )
     if batch.epoch < epoch_now:
         return CorruptBatch(f"{batch} has epoch {batch.epoch}, the log is at {epoch_now} already")
     return CorruptBatch(f"{batch} does not make sense: {batch.describe()}")
 
 
 def good_facts(view: memoryview, offset: int) -> tuple[list[Facts], int]:
-    """The facts of the good batches from the one that holds `offset`, and where they end.
+    """Return the facts of the good batches from the one that holds `offset` on, and their end.
 
-    Control batches are passed over. Stops without an error at the first batch that is not good.
+    Control batches are skipped. Stops without an error at the first batch that is not good.
     """
     facts: list[Facts] = []
     at, size = 0, len(view)

@@ -1,6 +1,6 @@
-"""Who makes logs durable: what their owners ask of him, and one that works on the loop. (Shell.)
+"""What owners of logs need to make them durable, and an implementation on the loop. (Shell.)
 
-`Syncer` is a protocol because two implementations exist: the `Flusher` with its thread, and the
+`Syncer` is a protocol because it has two implementations: the `Flusher` with its thread, and the
 `LoopSyncer`, which syncs on the event loop itself, for simulations and tests.
 """
 
@@ -14,7 +14,7 @@ from raftq.node.storage.log import Log
 
 
 class Syncer(Protocol):
-    """Syncs logs for many at once; see `Flusher` for what the calls promise."""
+    """Syncs logs for many callers at once. See `Flusher` for what the calls promise."""
 
     on_failure: OnFailure | None
 
@@ -68,7 +68,7 @@ class LoopSyncer:
                 self._round = self._loop.call_later(self._delay_s, self._run)
 
     def close(self) -> None:
-        """Serve who is waiting, then do nothing more."""
+        """Serve all who wait, then do nothing more."""
         self._closed = True
         for timer in (self._round, self._tick):
             if timer is not None:

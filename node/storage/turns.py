@@ -1,8 +1,8 @@
-"""Threads that come together are served together, by one of them. (Shell.)
+"""Threads that arrive together are served together, by one of them. (Shell.)
 
-The first who comes serves himself and all who came before he began; of those who come meanwhile the
-first serves the next group. So one system call can do for many, and nobody waits for a thread that
-only passes the word on.
+The first thread serves itself and all that arrived before it began. Of the threads that arrive
+meanwhile, the first serves the next group. So one system call serves many threads, and no thread
+waits for another that only passes a message on.
 """
 
 import threading
@@ -17,7 +17,8 @@ _YIELDS_MAX = 50
 
 
 class Turns(Generic[T]):
-    """`serve` is called with the items of one group at a time; it should not raise."""
+    """Groups items of threads. `serve` gets the items of one group at a time and should not
+    raise."""
 
     __slots__ = ("_leadership", "_lock", "_places", "_serve", "_size")
 
@@ -43,7 +44,8 @@ class Turns(Generic[T]):
             self._lead(own)
 
     def _lead(self, own: "_Place[T]") -> None:
-        # Those of the last group are on their way back: with them, this group is twice as large.
+        # The threads of the last group are on their way back. With them this group is twice as
+        # large.
         for _ in range(_YIELDS_MAX):
             if len(self._places) + 1 >= self._size:
                 break
@@ -58,7 +60,7 @@ class Turns(Generic[T]):
                 following = self._places.pop(0) if self._places else None
                 self._leadership = following is not None
             if following is not None:
-                # First, so that the next group is under way while this one gets on.
+                # Start the next group first, so that it is under way while this one returns.
                 following.leads = True
                 following.woken.release()
             for place in others:

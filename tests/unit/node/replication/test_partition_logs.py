@@ -494,10 +494,10 @@ def test_what_a_follower_lacked_counts_when_it_is_on_disk() -> None:
         copy.take(data[2], 4, 0)
         copy.take(data[3], 4, 0)
         assert copy.own_end == 0
-        world.follower.reaches.clear()
+        world.follower.reports.clear()
         await world.sync()
         assert (copy.own_end, copy.log.flushed_offset) == (4, 4)
-        assert world.follower.reaches == [copy]
+        assert world.follower.reports == [copy]
         copy.take(data[4], 5, 0)
         assert (copy.own_end, copy.log.flushed_offset) == (5, 4), "it keeps up now"
 

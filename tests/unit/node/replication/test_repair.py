@@ -85,7 +85,7 @@ class Member:
         assert offset not in [one.base_offset for one in self.log.batches(0, skip_damaged=True)]
 
     async def repair(self) -> None:
-        assert await self.upkeep._try(self.partition_log) == (not self.log.damaged)
+        assert await self.upkeep._try_repair(self.partition_log) == (not self.log.damaged)
 
     # Home, Net and Partitions
 
@@ -208,7 +208,7 @@ def test_a_disk_that_fails_while_it_is_repaired_ends_the_node_and_not_only_the_l
         leader.rot(5)
         leader.disk.fail_sync = True
         with pytest.raises(StorageFailed):
-            await leader.upkeep._try(leader.partition_log)
+            await leader.upkeep._try_repair(leader.partition_log)
 
     run(scenario)
 

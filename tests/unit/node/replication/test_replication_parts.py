@@ -23,7 +23,7 @@ from raftq.node.replication.follower import LeaderFetcher
 from raftq.node.replication.leader import Throttle
 from raftq.node.replication.offset_waiters import OffsetWaiters
 from raftq.node.replication.recent_batches import RecentBatches
-from raftq.node.replication.replica_files import remove_replica, shortened
+from raftq.node.replication.replica_files import remove_replica, truncated_logs
 from raftq.node.storage.config import LogConfig
 from raftq.node.storage.log import Log
 
@@ -171,21 +171,21 @@ def log_with(disk: SimDisk, directory: str, count: int) -> str:
 
 def test_a_log_that_lost_bytes_which_were_durable_is_noticed() -> None:
     disk = disk_with(ME)
-    assert shortened(disk, "/data") == []
+    assert truncated_logs(disk, "/data") == []
     good = log_with(disk, "/data/logs/t-1/0/data", 6)
     bad = log_with(disk, "/data/logs/t-1/1/ledger", 6)
     size = disk.size(good)
-    assert shortened(disk, "/data") == []
+    assert truncated_logs(disk, "/data") == []
     for path in (good, bad):
         file = disk.open(path)
         # In the first only the record goes that was not synced: no one can notice that.
         file.truncate(size - 100 if path is good else size - 1000)
         file.close()
-    assert shortened(disk, "/data") == ["/data/logs/t-1/1/ledger"]
+    assert truncated_logs(disk, "/data") == ["/data/logs/t-1/1/ledger"]
     disk.remove(good)
-    assert shortened(disk, "/data") == ["/data/logs/t-1/0/data", "/data/logs/t-1/1/ledger"]
+    assert truncated_logs(disk, "/data") == ["/data/logs/t-1/0/data", "/data/logs/t-1/1/ledger"]
     disk.write_file_atomic("/data/logs/t-1/0/removed", b"removed")
-    assert shortened(disk, "/data") == ["/data/logs/t-1/1/ledger"]
+    assert truncated_logs(disk, "/data") == ["/data/logs/t-1/1/ledger"]
 
 
 def test_a_log_that_was_cut_on_purpose_has_not_lost_its_end() -> None:
@@ -196,11 +196,11 @@ def test_a_log_that_was_cut_on_purpose_has_not_lost_its_end() -> None:
         log = Log.open(disk, directory, LogConfig(segment_bytes=4096, seal_sync=False), 0)
         log.truncate(cut)
         log.close(clean=False)
-        assert shortened(disk, "/data") == []
+        assert truncated_logs(disk, "/data") == []
     log = Log.open(disk, directory, LogConfig(segment_bytes=4096, seal_sync=False), 0)
     log.reset(100)
     log.close(clean=False)
-    assert shortened(disk, "/data") == []
+    assert truncated_logs(disk, "/data") == []
 
 
 def test_an_empty_directory_has_lost_everything() -> None:
