@@ -14,18 +14,11 @@ check_receives  skipped        a group went past a record, or stored a position 
 from collections.abc import Iterator
 from math import inf
 
-from raftq.chaos.history import (
-    Final,
-    History,
-    OwnedSpan,
-    Partition,
-    Recall,
-    Receive,
-    Store,
-)
+from raftq.chaos.history import Final, History, OwnedSpan, Recall, Receive, Store
 from raftq.chaos.verdict import Anomaly
+from raftq.client.common.types import PartitionKey
 
-Key = tuple[str, Partition]
+Key = tuple[str, PartitionKey]
 
 
 def check_stores(history: History) -> Iterator[Anomaly]:

@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any, Literal, TypeVar
 
-Partition = tuple[str, int]
+from raftq.client.common.types import PartitionKey
+
 Status = Literal["open", "ok", "failed", "unknown"]
 Verb = Literal["ack", "nack", "postpone", "reject", "extend", "release"]
 
@@ -34,7 +35,7 @@ class Operation:
     at: float
 
     @property
-    def partition_key(self) -> Partition:
+    def partition_key(self) -> PartitionKey:
         return self.topic, self.partition
 
 
@@ -200,7 +201,7 @@ class DeadLetterSeen:
 class Final:
     """What is there after everything has healed and all groups have drained their partitions."""
 
-    logs: dict[Partition, list[tuple[int, str]]] = field(default_factory=dict)
+    logs: dict[PartitionKey, list[tuple[int, str]]] = field(default_factory=dict)
     letters: list[DeadLetterSeen] = field(default_factory=list)
     drained: dict[str, list[str]] = field(default_factory=dict)
     """Groups of workers that leased until nothing was left, and their topics."""

@@ -27,12 +27,12 @@ from raftq.chaos.history import (
     History,
     HistoryCall,
     LeasedDelivery,
-    Partition,
     Publish,
     Receive,
     Sighting,
 )
 from raftq.chaos.verdict import Anomaly, Rules
+from raftq.client.common.types import PartitionKey
 
 
 def check_order(history: History, final: Final) -> Iterator[Anomaly]:
@@ -65,7 +65,7 @@ def check_offsets(history: History, final: Final) -> Iterator[Anomaly]:
         for partition_key, rows in final.logs.items()
         for offset, value in rows
     }
-    told: dict[tuple[Partition, int], tuple[str, object]] = {}
+    told: dict[tuple[PartitionKey, int], tuple[str, object]] = {}
     for one in history.operations:
         if isinstance(one, Publish):
             if one.status != "ok" or one.offset is None or one.offset < 0 or one.deliver_at:
@@ -83,8 +83,8 @@ def check_offsets(history: History, final: Final) -> Iterator[Anomaly]:
 
 def check_leaders(history: History) -> Iterator[Anomaly]:
     """An epoch has one leader, who never takes back what he called readable."""
-    leaders: dict[tuple[Partition, int], Sighting] = {}
-    highest: dict[tuple[Partition, int], list[Sighting]] = {}
+    leaders: dict[tuple[PartitionKey, int], Sighting] = {}
+    highest: dict[tuple[PartitionKey, int], list[Sighting]] = {}
     for one in history.of(Sighting):
         if one.status != "ok":
             continue

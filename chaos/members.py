@@ -7,10 +7,11 @@ positions of what it gives up. `kill` ends it as kill -9 does: nothing is said t
 from random import Random
 from typing import Unpack
 
-from raftq.chaos.history import History, OwnedSpan, Partition, Recall, Receive, Store
+from raftq.chaos.history import History, OwnedSpan, Recall, Receive, Store
 from raftq.chaos.recorder import Clock
 from raftq.client.common.errors import RaftqError
 from raftq.client.common.tasks import sleep
+from raftq.client.common.types import PartitionKey
 from raftq.client.consumer.consumer import Consumer
 from raftq.client.options import Bootstrap, ConsumerSettings
 
@@ -31,15 +32,15 @@ class StreamMember:
         self.clock = clock
         self.stopping = False
         self.work_s = 0.01
-        self.positions: dict[Partition, int] = {}
+        self.positions: dict[PartitionKey, int] = {}
         """After the last record that it got, of what it owns."""
         self._group = settings["group"]
         self._chance = chance
-        self._owned: dict[Partition, OwnedSpan] = {}
+        self._owned: dict[PartitionKey, OwnedSpan] = {}
         self._looked_at = clock()
-        self._not_held_at: dict[Partition, float] = {}
+        self._not_held_at: dict[PartitionKey, float] = {}
         """Of what it was given: when that was not yet so."""
-        self._stored: dict[Partition, int] = {}
+        self._stored: dict[PartitionKey, int] = {}
         settings["auto_commit"] = False
         settings["on_assigned"] = self._assigned
         settings["on_revoked"] = self._revoked
@@ -95,7 +96,7 @@ class StreamMember:
         }
         self._looked_at = self.clock()
 
-    async def _store(self, partition_key: Partition) -> None:
+    async def _store(self, partition_key: PartitionKey) -> None:
         offset = self.positions.get(partition_key)
         owned = self._owned.get(partition_key)
         if offset is None or owned is None or self._stored.get(partition_key) == offset:
@@ -120,7 +121,7 @@ class StreamMember:
             self._stored[partition_key] = offset
         self.history.note(noted)
 
-    def _assigned(self, partition_keys: list[Partition]) -> None:
+    def _assigned(self, partition_keys: list[PartitionKey]) -> None:
         assert self.consumer._group is not None
         for partition_key in partition_keys:
             holding = self.consumer._group.holdings[partition_key]
@@ -148,7 +149,7 @@ class StreamMember:
                 )
             )
 
-    async def _revoked(self, partition_keys: list[Partition]) -> None:
+    async def _revoked(self, partition_keys: list[PartitionKey]) -> None:
         for partition_key in partition_keys:
             await self._store(partition_key)
             self.positions.pop(partition_key, None)

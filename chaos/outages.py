@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from raftq.chaos.history import History, Partition, Publish
+from raftq.chaos.history import History, Publish
 from raftq.chaos.timeline import Span
+from raftq.client.common.types import PartitionKey
 
 SETTLE_S = 5.0
 """What happens this soon after a fault was healed is still its doing."""
@@ -21,7 +22,7 @@ SETTLE_S = 5.0
 class Outage:
     """Of one partition."""
 
-    partition_key: Partition
+    partition_key: PartitionKey
     began: float
     ended: float
 
@@ -36,12 +37,12 @@ class Cost:
 
     fault: Span
     outage_s: float
-    partition_key: Partition | None = None
+    partition_key: PartitionKey | None = None
 
 
 def outages(history: History, ended: float) -> list[Outage]:
     """All of a run, in the order of their beginnings; what is out at the end is out until then."""
-    sent: dict[Partition, list[Publish]] = {}
+    sent: dict[PartitionKey, list[Publish]] = {}
     for one in history.of(Publish):
         if one.partition >= 0:  # else its key decides, and it was never acknowledged
             sent.setdefault(one.partition_key, []).append(one)
@@ -53,7 +54,9 @@ def outages(history: History, ended: float) -> list[Outage]:
     return sorted(found, key=lambda one: (one.began, one.partition_key))
 
 
-def _of_place(partition_key: Partition, records: list[Publish], ended: float) -> Iterable[Outage]:
+def _of_place(
+    partition_key: PartitionKey, records: list[Publish], ended: float
+) -> Iterable[Outage]:
     acknowledged = sorted(
         one.ended for one in records if one.status == "ok" and one.ended is not None
     )

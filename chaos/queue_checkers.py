@@ -34,13 +34,13 @@ from raftq.chaos.history import (
     Final,
     History,
     LeasedDelivery,
-    Partition,
     Publish,
     Receive,
     Redrive,
     SettleEvent,
 )
 from raftq.chaos.verdict import Anomaly, Rules
+from raftq.client.common.types import PartitionKey
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ def _shortened(delivery: LeasedDelivery) -> float:
     return delivery.safe_until - (delivery.deadline - delivery.granted) * SLEW
 
 
-LeaseKey = tuple[str, Partition, int]
+LeaseKey = tuple[str, PartitionKey, int]
 
 
 SKEW_S_SMALL = 0.1

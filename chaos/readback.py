@@ -11,11 +11,12 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Any
 
-from raftq.chaos.history import DeadLetterSeen, Final, Partition
+from raftq.chaos.history import DeadLetterSeen, Final
 from raftq.chaos.scene import NotDrained, Scene
 from raftq.client.admin.admin import Admin
 from raftq.client.common.errors import OffsetOutOfRange, RaftqError, UnknownPartition
 from raftq.client.common.tasks import sleep
+from raftq.client.common.types import PartitionKey
 from raftq.client.consumer.consumer import Consumer
 from raftq.client.net.connection import Connection
 from raftq.client.options import ConnectionOptions, addresses
@@ -240,7 +241,7 @@ def deadline_of(scene: Scene) -> float:
     return asyncio.get_running_loop().time() + scene.drain_s
 
 
-def ends_of(final: Final, partition_keys: Iterable[Partition]) -> dict[Partition, int]:
+def ends_of(final: Final, partition_keys: Iterable[PartitionKey]) -> dict[PartitionKey, int]:
     """Where these logs end, by what was read back."""
     return {
         partition_key: final.logs[partition_key][-1][0] + 1 if final.logs[partition_key] else 0

@@ -14,7 +14,6 @@ from raftq.chaos.history import (
     History,
     HistoryCall,
     LeasedDelivery,
-    Partition,
     Publish,
     Recall,
     SettleEvent,
@@ -23,6 +22,7 @@ from raftq.chaos.history import (
     Verb,
 )
 from raftq.client.common.errors import NotLeader, RaftqError
+from raftq.client.common.types import PartitionKey
 from raftq.client.net.client import Client
 from raftq.client.net.connection import Reply
 from raftq.client.options import Address, Bootstrap, ClientOptions, ClientSettings
@@ -59,13 +59,13 @@ class Recorder(Client):
 
     # Asking.
 
-    async def ask(self, partition_key: Partition, request: Request[R]) -> Reply[R]:
+    async def ask(self, partition_key: PartitionKey, request: Request[R]) -> Reply[R]:
         """Ask the leader of a partition, once."""
         return await self._ask(
             partition_key, await self._leader(partition_key), request, self.answer_s
         )
 
-    async def _leader(self, partition_key: Partition) -> Address:
+    async def _leader(self, partition_key: PartitionKey) -> Address:
         self._ensure_started()
         await self._routes.topic(partition_key[0])
         found = self._routes.leader(*partition_key)
@@ -75,7 +75,7 @@ class Recorder(Client):
         return found[1]
 
     async def _ask(
-        self, partition_key: Partition, address: Address, request: Request[R], timeout_s: float
+        self, partition_key: PartitionKey, address: Address, request: Request[R], timeout_s: float
     ) -> Reply[R]:
         try:
             connection = await self._pool.get(address)
@@ -84,7 +84,7 @@ class Recorder(Client):
             self._learn(partition_key, error)
             raise
 
-    def _learn(self, partition_key: Partition, error: RaftqError) -> None:
+    def _learn(self, partition_key: PartitionKey, error: RaftqError) -> None:
         if error.refresh_route:
             self._routes.hint(*partition_key, error)
             self._routes.request_refresh()
@@ -93,13 +93,13 @@ class Recorder(Client):
 
     async def lease(
         self,
-        partition_keys: Iterable[Partition],
+        partition_keys: Iterable[PartitionKey],
         records_max: int = 10,
         lease_s: float = 5.0,
         wait_s: float = 0.0,
     ) -> list[LeasedDelivery]:
         """Ask every leader of these partitions at once; what they gave, noted."""
-        leaders: dict[Address, list[Partition]] = {}
+        leaders: dict[Address, list[PartitionKey]] = {}
         for partition_key in partition_keys:
             try:
                 leaders.setdefault(await self._leader(partition_key), []).append(partition_key)
@@ -114,7 +114,7 @@ class Recorder(Client):
     async def _lease_at(
         self,
         address: Address,
-        partition_keys: list[Partition],
+        partition_keys: list[PartitionKey],
         records_max: int,
         lease_s: float,
         wait_s: float,
@@ -211,7 +211,7 @@ class Recorder(Client):
 
     # Stream groups.
 
-    async def store(self, partition_key: Partition, offset: int, owner_epoch: int = -1) -> Store:
+    async def store(self, partition_key: PartitionKey, offset: int, owner_epoch: int = -1) -> Store:
         noted = self.history.add(
             Store(
                 client=self.name,
@@ -232,7 +232,7 @@ class Recorder(Client):
         self._told(noted, reply.message.offsets[0])
         return noted
 
-    async def recall(self, partition_key: Partition, owner_epoch: int = -1) -> Recall:
+    async def recall(self, partition_key: PartitionKey, owner_epoch: int = -1) -> Recall:
         """Read a stored position; with an epoch, claim the partition first."""
         noted = self.history.add(
             Recall(
@@ -262,7 +262,7 @@ class Recorder(Client):
 
     # Delays.
 
-    async def cancel(self, partition_key: Partition, offset: int, value: str) -> Cancel:
+    async def cancel(self, partition_key: PartitionKey, offset: int, value: str) -> Cancel:
         """Cancel the delayed record at an offset of the delays."""
         noted = self.history.add(
             Cancel(

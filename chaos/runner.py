@@ -19,7 +19,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from raftq.chaos.checkers import Anomaly, Rules, judge
-from raftq.chaos.history import Final, History, Partition, Publish
+from raftq.chaos.history import Final, History, Publish
 from raftq.chaos.outages import Cost, costs
 from raftq.chaos.recorder import Clock
 from raftq.chaos.scenario import Action, Scenario, Step, actions
@@ -28,6 +28,7 @@ from raftq.chaos.timeline import Span, Timeline, without, worst_gap
 from raftq.chaos.watcher import Watcher
 from raftq.chaos.world import Parting, World
 from raftq.client.common.tasks import sleep
+from raftq.client.common.types import PartitionKey
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Runner:
         )
         self._hand = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raftq-chaos")
         self._injected: list[Step] = []
-        self._spans: dict[int, tuple[float, str, frozenset[Partition]]] = {}
+        self._spans: dict[int, tuple[float, str, frozenset[PartitionKey]]] = {}
 
     async def run(self) -> RunOutcome:
         """Everything from the first topic to the verdict."""
@@ -184,7 +185,7 @@ class Runner:
         self._timeline.mark(began, "fault", f"{name}: {text}")
         self._tools.say(f"  {began - self._timeline.began:6.1f} s  {name}: {text}")
 
-    def _excused(self, step: Step) -> frozenset[Partition]:
+    def _excused(self, step: Step) -> frozenset[PartitionKey]:
         """What cannot be written until this is healed: most copies are on the wrong side."""
         fault = step.fault
         if not isinstance(fault, Parting) or not fault.apart:

@@ -10,7 +10,8 @@ from itertools import pairwise
 from math import ceil
 from typing import Literal
 
-from raftq.chaos.history import History, HistoryCall, LeasedDelivery, Partition, Publish, Receive
+from raftq.chaos.history import History, HistoryCall, LeasedDelivery, Publish, Receive
+from raftq.client.common.types import PartitionKey
 
 MarkKind = Literal["phase", "fault", "heal", "leader", "trouble"]
 
@@ -34,7 +35,7 @@ class Span:
     text: str
     majority: bool = True
     """Whether a majority stayed whole and in touch."""
-    excused: frozenset[Partition] = frozenset()
+    excused: frozenset[PartitionKey] = frozenset()
     """Partitions of which it did not leave enough copies in touch."""
 
 

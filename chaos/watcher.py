@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Mapping
 
 from raftq.chaos.checkers import Anomaly
-from raftq.chaos.history import Partition
 from raftq.chaos.recorder import Clock
 from raftq.chaos.timeline import Timeline
 from raftq.client.common.errors import RaftqError
 from raftq.client.common.tasks import sleep
+from raftq.client.common.types import PartitionKey
 from raftq.client.net.connection import Connection
 from raftq.client.options import ConnectionOptions
 from raftq.client.wire.messages import Metadata, MetadataReply
@@ -29,8 +29,8 @@ class Watcher:
         self._direct = dict(direct)
         self._timeline = timeline
         self._clock = clock
-        self._leaders: dict[tuple[Partition, int], int] = {}
-        self._newest: dict[Partition, int] = {}
+        self._leaders: dict[tuple[PartitionKey, int], int] = {}
+        self._newest: dict[PartitionKey, int] = {}
         self._controller: int | None = None
         self.anomalies: list[Anomaly] = []
         self.changes = 0
@@ -73,7 +73,9 @@ class Watcher:
                     partition_key = (topic.topic, part.partition)
                     self._note_leader(node_id, partition_key, part.epoch, part.leader)
 
-    def _note_leader(self, node_id: int, partition_key: Partition, epoch: int, leader: int) -> None:
+    def _note_leader(
+        self, node_id: int, partition_key: PartitionKey, epoch: int, leader: int
+    ) -> None:
         known = self._leaders.setdefault((partition_key, epoch), leader)
         if known != leader:
             text = f"node {node_id} says {leader}, another said {known}, "

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from raftq.chaos.history import LeasedDelivery, Partition, Verb
+from raftq.chaos.history import LeasedDelivery, Verb
 from raftq.chaos.recorder import Recorder
 from raftq.client.common.tasks import sleep
+from raftq.client.common.types import PartitionKey
 
 POISON = "poison"
 
@@ -43,11 +44,15 @@ class QueueWorker:
     """Works until it is cancelled, or until `stopping` is set and nothing is left of its batch."""
 
     def __init__(
-        self, recorder: Recorder, partition_keys: Sequence[Partition], habits: Habits, rng: Random
+        self,
+        recorder: Recorder,
+        partition_keys: Sequence[PartitionKey],
+        habits: Habits,
+        rng: Random,
     ) -> None:
         self.recorder = recorder
         self.stopping = False
-        self._places = partition_keys
+        self._partition_keys = partition_keys
         self._habits = habits
         self._rng = rng
 
@@ -55,7 +60,7 @@ class QueueWorker:
         habits = self._habits
         while not self.stopping:
             given = await self.recorder.lease(
-                self._places, habits.records_max, habits.lease_s, habits.wait_s
+                self._partition_keys, habits.records_max, habits.lease_s, habits.wait_s
             )
             if not given:
                 await sleep(0.05)  # for a leader that is not there would be asked at once again
@@ -64,7 +69,7 @@ class QueueWorker:
             await self._handle(given)
 
     async def _handle(self, given: list[LeasedDelivery]) -> None:
-        decided: dict[tuple[Partition, str], list[LeasedDelivery]] = {}
+        decided: dict[tuple[PartitionKey, str], list[LeasedDelivery]] = {}
         for one in given:
             decided.setdefault((one.partition_key, self._decide(one)), []).append(one)
         for (_, decision), deliveries in decided.items():

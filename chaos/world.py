@@ -96,7 +96,7 @@ class Operator(Protocol):
 
     Every change is known to the controller when its call returns. Raises RaftqError."""
 
-    def partition_keys(self) -> Mapping[tuple[str, int], PartitionView]:
+    def partitions(self) -> Mapping[tuple[str, int], PartitionView]:
         """Topic and partition -> what is known of it, of all topics but internal ones."""
 
     def settings(self, topic: str) -> Mapping[str, Detail]: ...

@@ -1,1 +1,1 @@
-"""Faults that can be injected into a World, one small class each; `targets` says whom they hit."""
+"""Faults for a World, one small class each. `targets` chooses the nodes that they hit."""

@@ -1,6 +1,6 @@
-"""What operators do, as faults: copies moved away, and to and fro; topics changed. (Shell.)
+"""Shell: what operators do, as faults: they move copies and change topics.
 
-Nothing of this may cost more than a change of leaders does.
+None of this may cost more than a change of leaders does.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import ClassVar
 
-from raftq.chaos.faults.processes import NOTHING
+from raftq.chaos.faults.base import NOTHING
 from raftq.chaos.world import PartitionView, World
 from raftq.client.common.errors import Detail, RequestTimeout
 from raftq.client.common.types import PartitionKey
@@ -21,13 +21,15 @@ HOUR_MS = 3_600_000
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits, but not for ever."""
+    """Waits until `condition` is true. Raises RequestTimeout after LOOKS_MAX looks."""
     if not soon(condition, LOOKS_MAX):
         raise RequestTimeout(f"{what}: not in time")
 
 
 def soon(condition: Callable[[], bool], looks: int) -> bool:
-    """Looks often: what happens next has to happen at once."""
+    """Says whether `condition` becomes true within `looks` looks.
+
+    It looks often, because the caller has to act at once."""
     for _ in range(looks):
         if condition():
             return True
@@ -36,34 +38,31 @@ def soon(condition: Callable[[], bool], looks: int) -> bool:
 
 
 def movable(world: World, topic: str) -> dict[PartitionKey, PartitionView]:
-    """Partitions that somebody leads, all their copies in sync, of topics whose names begin so."""
+    """Partitions that have a leader and all copies in sync, of topics that begin with `topic`."""
     return {
-        key: partition_key
-        for key, partition_key in sorted(world.operator.partition_keys().items())
+        key: view
+        for key, view in sorted(world.operator.partitions().items())
         if key[0].startswith(topic) and not key[0].endswith(LETTERS)
-        if partition_key.leader is not None
-        and not partition_key.moves
-        and set(partition_key.isr) == set(partition_key.replicas)
+        if view.leader is not None and not view.moves and set(view.isr) == set(view.replicas)
     }
 
 
-def without(world: World, partition_key: PartitionView, node_id: int) -> tuple[int, ...]:
-    """Where the copies go so that a node has none: to one that has none yet, if there is one."""
-    rest = tuple(one for one in partition_key.replicas if one != node_id)
-    spare = [
-        one for one in world.ids if one not in partition_key.replicas and world.is_running(one)
-    ]
+def without(world: World, view: PartitionView, node_id: int) -> tuple[int, ...]:
+    """The replicas without `node_id`, and a running node without a copy in its place, if any."""
+    rest = tuple(replica for replica in view.replicas if replica != node_id)
+    spare = [peer for peer in world.ids if peer not in view.replicas and world.is_running(peer)]
     return (*rest, world.rng.choice(spare)) if spare else rest
 
 
 @dataclass(slots=True)
 class MoveAway:
-    """Partitions are moved away from their leaders. It is over when all of them have arrived;
-    healed, they go back, if `back`."""
+    """Moves partitions away from their leaders, and waits until all of them have arrived.
+
+    With `back`, healing moves them back."""
 
     topic: str = ""
     count: int | None = None
-    """None: all of them."""
+    """How many partitions; None means all."""
     back: bool = True
     needs: ClassVar[frozenset[str]] = NOTHING
     _before: dict[PartitionKey, tuple[int, ...]] = field(default_factory=dict, init=False)
@@ -77,18 +76,18 @@ class MoveAway:
         found = movable(world, self.topic)
         count = len(found) if self.count is None else min(self.count, len(found))
         for key in world.rng.sample(sorted(found), count):
-            partition_key = found[key]
-            assert partition_key.leader is not None
+            view = found[key]
+            assert view.leader is not None
             if self.back:
-                self._before[key] = partition_key.replicas
-            world.operator.move(*key, without(world, partition_key, partition_key.leader))
+                self._before[key] = view.replicas
+            world.operator.move(*key, without(world, view, view.leader))
         until(lambda: _at_rest(world), "moves away from leaders")
         return f"{count} partitions moved away from their leaders"
 
     def heal(self, world: World) -> None:
-        there = world.operator.partition_keys() if self._before else {}
+        existing = world.operator.partitions() if self._before else {}
         for key, replicas in self._before.items():
-            if key in there:
+            if key in existing:
                 world.operator.move(*key, replicas)
         if self._before:
             until(lambda: _at_rest(world), "moves back to former leaders")
@@ -96,17 +95,17 @@ class MoveAway:
 
 
 def _at_rest(world: World) -> bool:
-    return not any(one.moves for one in world.operator.partition_keys().values())
+    return not any(view.moves for view in world.operator.partitions().values())
 
 
 @dataclass(slots=True)
 class MoveToAndFro:
-    """The copy of a follower is moved away, and back soon after, again and again with another one.
+    """Moves the copy of a follower away and soon back, `rounds` times with different copies.
 
-    Meanwhile the node learns of both late, if `slow_s`: so much longer every sync of it takes, and
-    it syncs what it hears of the metadata before it acts on it. Is it back in sync, the leader is
-    killed, if `kills`, and started again when there is another one. A leader's copy would prove
-    less: with it the epoch changes, and what is said of an older epoch counts for nothing."""
+    With `slow_s` every sync of that node takes longer. A node syncs metadata before it acts on it,
+    so it learns of both moves late. With `kills` the leader is killed when the copy is in sync
+    again, and started again when there is another leader. Copies of leaders are not moved: that
+    changes the epoch, and requests of an older epoch are refused, so it would prove less."""
 
     topic: str = ""
     rounds: int = 4
@@ -122,62 +121,60 @@ class MoveToAndFro:
         return f"moves to and fro{how}" + (" and kills" if self.kills else "")
 
     def inject(self, world: World) -> str:
-        told = []
+        moved = []
         for _ in range(self.rounds):
             until(lambda: bool(movable(world, self.topic)), f"{self.topic!r} can be moved")
             key, node_id = self._choose(world)
-            told.append(f"{key[0]}/{key[1]} of node {node_id}")
+            moved.append(f"{key[0]}/{key[1]} of node {node_id}")
             if self.slow_s:
                 self._slow = node_id
                 world.disk(node_id).slow_sync(self.slow_s)
             self._once(world, key, node_id)
             self._heal_disk(world)
-        return f"away and back: {', '.join(told)}"
+        return f"away and back: {', '.join(moved)}"
 
     def _choose(self, world: World) -> tuple[PartitionKey, int]:
-        """A partition and a follower of it, which does not control the metadata if possible."""
+        """Chooses a partition and one of its followers; not the controller, if possible."""
         controller = world.controller()
         every = [
             (key, node_id)
-            for key, partition_key in movable(world, self.topic).items()
-            for node_id in partition_key.replicas
-            if node_id != partition_key.leader
+            for key, view in movable(world, self.topic).items()
+            for node_id in view.replicas
+            if node_id != view.leader
         ]
-        beside = [one for one in every if one[1] != controller]
+        beside = [choice for choice in every if choice[1] != controller]
         if not every:
             raise RequestTimeout(f"no partition of {self.topic!r} has a follower to be moved")
         return world.rng.choice(beside or every)
 
     def _once(self, world: World, key: PartitionKey, node_id: int) -> None:
         operator = world.operator
-        partition_key = operator.partition_keys()[key]
-        others = [one for one in partition_key.replicas if one != node_id]
-        operator.move(*key, without(world, partition_key, node_id))
+        view = operator.partitions()[key]
+        others = [replica for replica in view.replicas if replica != node_id]
+        operator.move(*key, without(world, view, node_id))
         until(
-            lambda: node_id not in operator.partition_keys()[key].replicas,
+            lambda: node_id not in operator.partitions()[key].replicas,
             f"{key} leaves {node_id}",
         )
-        # Soon, but not always at once: a node that hears of both together sees neither.
+        # Soon, but not always at once: a node that learns of both together acts on neither.
         Event().wait(world.rng.uniform(0.0, self.slow_s))
         operator.move(*key, (node_id, *others))
-        if not soon(lambda: node_id in operator.partition_keys()[key].isr, LOOKS_FEW):
-            # One that has to sync first may never come up with the others under load.
+        if not soon(lambda: node_id in operator.partitions()[key].isr, LOOKS_FEW):
+            # Under load a node with slow syncs may never catch up with the others.
             self._heal_disk(world)
-            until(
-                lambda: node_id in operator.partition_keys()[key].isr, f"{key} is back at {node_id}"
-            )
+            until(lambda: node_id in operator.partitions()[key].isr, f"{key} is back at {node_id}")
         if self.kills:
             self._kill_leader(world, key, node_id)
 
     def _kill_leader(self, world: World, key: PartitionKey, node_id: int) -> None:
-        leader = world.operator.partition_keys()[key].leader
+        leader = world.operator.partitions()[key].leader
         if leader is None or leader == node_id:
             return
         self._killed = leader
         world.kill(leader)
         until(
-            lambda: world.operator.partition_keys()[key].leader not in (None, leader),
-            f"somebody leads {key} after {leader}",
+            lambda: world.operator.partitions()[key].leader not in (None, leader),
+            f"{key} has another leader than {leader}",
         )
         world.restart(leader)
         self._killed = None
@@ -196,9 +193,9 @@ class MoveToAndFro:
 
 @dataclass(slots=True)
 class AlterTopics:
-    """When to sync and what to keep is changed to and fro; healed, it is as before.
+    """Changes the fsync policy and the retention of topics `times` times. Healing restores both.
 
-    What is acknowledged meanwhile may not be synced yet, so no power cut goes with this."""
+    Records that are acknowledged meanwhile may be unsynced, so power cuts must not join it."""
 
     topic: str = ""
     times: int = 4
@@ -214,7 +211,7 @@ class AlterTopics:
         topics = _topics(world, self.topic)
         for topic in topics:
             known = world.operator.settings(topic)
-            self._before[topic] = {one: known[one] for one in ("fsync", "retention_ms")}
+            self._before[topic] = {name: known[name] for name in ("fsync", "retention_ms")}
         for number in range(self.times):
             fsync = ("interval", "always")[number % 2]
             change: Mapping[str, Detail] = {
@@ -226,16 +223,16 @@ class AlterTopics:
         return f"fsync and retention of {len(topics)} topics changed {self.times} times"
 
     def heal(self, world: World) -> None:
-        there = _topics(world, self.topic) if self._before else []
+        existing = _topics(world, self.topic) if self._before else []
         for topic, settings in self._before.items():
-            if topic in there:
+            if topic in existing:
                 world.operator.alter(topic, settings)
         self._before = {}
 
 
 @dataclass(slots=True)
 class GrowTopics:
-    """Every topic gets a partition more, up to a number; they keep it."""
+    """Adds a partition to every topic, up to PARTITIONS_MAX. Topics keep them after healing."""
 
     topic: str = ""
     needs: ClassVar[frozenset[str]] = NOTHING
@@ -245,10 +242,10 @@ class GrowTopics:
         return "grow topics"
 
     def inject(self, world: World) -> str:
-        partition_keys = world.operator.partition_keys()
+        partitions = world.operator.partitions()
         grown = []
         for topic in _topics(world, self.topic):
-            total = 1 + sum(name == topic for name, _ in partition_keys)
+            total = 1 + sum(name == topic for name, _ in partitions)
             if total <= PARTITIONS_MAX:
                 world.operator.grow(topic, total)
                 grown.append(topic)
@@ -260,7 +257,7 @@ class GrowTopics:
 
 @dataclass(slots=True)
 class OtherTopics:
-    """Topics that nobody uses are created, grow, and are deleted, some of them when healed."""
+    """Creates, grows and deletes topics that no client uses. Healing deletes the rest of them."""
 
     count: int = 4
     needs: ClassVar[frozenset[str]] = NOTHING
@@ -288,6 +285,8 @@ class OtherTopics:
 
 
 def _topics(world: World, topic: str) -> list[str]:
-    """Those whose names begin so, without dead letters and what is made here."""
-    names = {name for name, _ in world.operator.partition_keys() if name.startswith(topic)}
-    return sorted(one for one in names if not one.endswith(LETTERS) and one[:6] != "other-")
+    """Topics whose names begin with `topic`, without dead letters and those of OtherTopics."""
+    names = {name for name, _ in world.operator.partitions() if name.startswith(topic)}
+    return sorted(
+        name for name in names if not name.endswith(LETTERS) and not name.startswith("other-")
+    )

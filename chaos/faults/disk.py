@@ -1,33 +1,25 @@
-"""Faults of disks: what was not synced is lost, writes and syncs fail or take long. (Shell.)"""
+"""Shell: faults of disks: unsynced data is lost, writes and syncs fail or are slow."""
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from raftq.chaos.faults.processes import NOTHING
-from raftq.chaos.faults.targets import Who, choose
+from raftq.chaos.faults.base import NodesFault
 from raftq.chaos.world import DisturbedDisk, World
 
 
 @dataclass(slots=True)
-class PowerCut:
-    """A node is killed and loses what it had not synced; `who` None means all at once.
+class PowerCut(NodesFault):
+    """Kills a node, or all nodes at once, and takes away the data that was not synced.
 
-    With `torn` a part of the last writes stays, and ends in garbage. Healed, nodes start again."""
+    With `torn` a part of the last writes stays, and ends in garbage. Healing starts the nodes."""
 
-    who: Who | None = "leader"
-    topic: str = ""
     torn: bool = False
-    needs: ClassVar[frozenset[str]] = NOTHING
-    _nodes: tuple[int, ...] = field(default=(), init=False)
 
     @property
     def name(self) -> str:
-        what = "torn tail of" if self.torn else "power cut of"
-        return f"{what} {'all' if self.who is None else self.who}"
+        return f"{'torn tail of' if self.torn else 'power cut of'} {self._whom}"
 
-    def inject(self, world: World) -> str:
-        whole = self.who is None
-        self._nodes = world.ids if whole else (choose(world, self.who or "any", self.topic),)
+    def _disturb(self, world: World) -> str:
         for node_id in self._nodes:
             world.kill(node_id)
         for node_id in self._nodes:
@@ -36,42 +28,32 @@ class PowerCut:
             else:
                 world.disk(node_id).lose_unsynced()
         left = "part of it" if self.torn else "nothing of it"
-        return f"nodes {list(self._nodes)}: what was not synced is gone, {left} is left"
-
-    def heal(self, world: World) -> None:
-        for node_id in self._nodes:
-            world.restart(node_id)
-        self._nodes = ()
+        return f"nodes {list(self._nodes)}: unsynced data is gone, {left} is left"
 
 
 Trouble = Literal["full", "failing writes", "failing syncs", "slow syncs"]
 
 
 @dataclass(slots=True)
-class BadDisk:
-    """The disk of a running node is full, fails or is slow; `who` None means those of all nodes.
-    A node may well end itself over it: healed, it is started again."""
+class BadDisk(NodesFault):
+    """The disk of a running node, or of all nodes, is full, fails or is slow.
 
-    trouble: Trouble
-    who: Who | None = "leader"
-    topic: str = ""
+    A node may end itself because of that. Healing starts it again."""
+
+    trouble: Trouble = "full"
     seconds: float = 0.5
     """How much longer a slow sync takes."""
-    needs: ClassVar[frozenset[str]] = NOTHING
-    _nodes: tuple[int, ...] = field(default=(), init=False)
 
     @property
     def name(self) -> str:
-        return f"{self.trouble} on {'all' if self.who is None else self.who}"
+        return f"{self.trouble} on {self._whom}"
 
-    def inject(self, world: World) -> str:
-        whole = self.who is None
-        self._nodes = world.ids if whole else (choose(world, self.who or "any", self.topic),)
+    def _disturb(self, world: World) -> str:
         for node_id in self._nodes:
-            self._disturb(world.disk(node_id))
+            self._disturb_disk(world.disk(node_id))
         return f"the disk of node {', '.join(map(str, self._nodes))}: {self.trouble}"
 
-    def _disturb(self, disk: DisturbedDisk) -> None:
+    def _disturb_disk(self, disk: DisturbedDisk) -> None:
         if self.trouble == "full":
             disk.fill()
         elif self.trouble == "failing writes":
@@ -81,8 +63,6 @@ class BadDisk:
         else:
             disk.slow_sync(self.seconds)
 
-    def heal(self, world: World) -> None:
-        for node_id in self._nodes:
-            world.disk(node_id).heal()
-            world.restart(node_id)
-        self._nodes = ()
+    def _undo(self, world: World, node_id: int) -> None:
+        world.disk(node_id).heal()
+        world.restart(node_id)

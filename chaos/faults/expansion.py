@@ -1,34 +1,33 @@
-"""A split that begins while a follower is let back into the in-sync replicas. (Shell.)
+"""Shell: a split that begins while a follower returns to the in-sync replicas.
 
-The leader has asked for the change, the controller's side has decided it, and the leader never
-hears so: what the controller sends to that side is on its way for long when the links are cut.
+The leader asks for the change and the controller decides it, but the leader never learns of it:
+the decision is delayed on its way to the leader until the links are cut.
 """
 
 from dataclasses import dataclass, field
 from threading import Event
-from typing import ClassVar
 
+from raftq.chaos.faults.base import LinkFault
 from raftq.chaos.faults.changes import movable, until
-from raftq.chaos.faults.network import LINKS
 from raftq.chaos.faults.targets import between
-from raftq.chaos.world import Pair, PartitionView, World
+from raftq.chaos.world import PartitionView, World
 from raftq.client.common.errors import RequestTimeout
 from raftq.client.common.types import PartitionKey
 
 DELAY_MS = 300
 DELAYS = 3
-"""Added one after the other: all at once would look like the death of the controller."""
+"""Added one after the other: all at once would look as if the controller had died."""
 
 
 @dataclass(slots=True)
-class SplitAtExpansion:
-    """A follower stands still until it is out of the in-sync replicas. When it is let in again, all
-    other copies are cut off from it and from the controller, the leader among them."""
+class SplitAtExpansion(LinkFault):
+    """Pauses a follower until it has left the in-sync replicas, and resumes it.
+
+    When it is in sync again, all other copies, the leader's too, are cut off from it and from the
+    controller."""
 
     topic: str = ""
-    needs: ClassVar[frozenset[str]] = LINKS
     _paused: int | None = field(default=None, init=False)
-    _pairs: list[Pair] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:
@@ -40,21 +39,21 @@ class SplitAtExpansion:
         self._paused = follower
         world.pause(follower)
         until(
-            lambda: _goes_on_without(operator.partition_keys()[key], follower),
+            lambda: _goes_on_without(operator.partitions()[key], follower),
             f"{key}: {follower} out",
         )
-        small = [one for one in operator.partition_keys()[key].replicas if one != follower]
+        small = [node for node in operator.partitions()[key].replicas if node != follower]
         controller = world.controller()
-        large = [one for one in world.ids if one not in small]
-        # The controller first: what it has sent must not arrive.
-        large.sort(key=lambda one: one != controller)
+        large = [node for node in world.ids if node not in small]
+        # The links of the controller are cut first: its decision must not arrive.
+        large.sort(key=lambda node: node != controller)
         self._pairs = between(large, small)
         if controller in large:
             self._delay(world, controller, small)
         world.resume(follower)
         self._paused = None
         until(
-            lambda: follower in operator.partition_keys()[key].isr,
+            lambda: follower in operator.partitions()[key].isr,
             f"{key}: {follower} in sync again",
         )
         world.links.cut(self._pairs)
@@ -64,26 +63,27 @@ class SplitAtExpansion:
         )
 
     def _choose(self, world: World) -> tuple[PartitionKey, int]:
-        """A partition and a follower such that the other copies are fewer than half of the nodes,
-        and the controller is neither that follower nor one of them, if possible."""
+        """Chooses a partition and one of its followers.
+
+        The other copies are fewer than half of the nodes. If possible, the controller has no copy
+        of the partition."""
         controller = world.controller()
         found = movable(world, self.topic)
         every = [
             (key, node_id)
-            for key, partition_key in found.items()
-            for node_id in partition_key.replicas
-            if node_id != partition_key.leader
-            and 2 * (len(partition_key.replicas) - 1) < len(world.ids)
+            for key, view in found.items()
+            for node_id in view.replicas
+            if node_id != view.leader and 2 * (len(view.replicas) - 1) < len(world.ids)
         ]
         if not every:
             raise RequestTimeout(f"no partition of {self.topic!r} can be split")
-        beside = [one for one in every if controller not in found[one[0]].replicas]
+        beside = [choice for choice in every if controller not in found[choice[0]].replicas]
         return world.rng.choice(beside or every)
 
     def _delay(self, world: World, controller: int, small: list[int]) -> None:
         for _ in range(DELAYS):
             for upstream in (True, False):
-                pairs = [(controller, one) if upstream else (one, controller) for one in small]
+                pairs = [(controller, node) if upstream else (node, controller) for node in small]
                 world.links.toxic(pairs, "latency", upstream, latency=DELAY_MS, jitter=0)
             Event().wait(2 * DELAY_MS / 1000)
 
@@ -91,9 +91,8 @@ class SplitAtExpansion:
         if self._paused is not None:
             world.resume(self._paused)
             self._paused = None
-        world.links.heal(self._pairs)
-        self._pairs = []
+        LinkFault.heal(self, world)
 
 
-def _goes_on_without(partition_key: PartitionView, node_id: int) -> bool:
-    return partition_key.leader not in (None, node_id) and node_id not in partition_key.isr
+def _goes_on_without(view: PartitionView, node_id: int) -> bool:
+    return view.leader not in (None, node_id) and node_id not in view.isr

@@ -1,31 +1,31 @@
-"""Faults of files at rest: flipped bits, lost ends, lost files, old copies. (Shell.)
+"""Shell: faults of files at rest: flipped bits, truncated files, deleted files, old copies.
 
-What a node keeps, below its directory:
+The files of a node, below its directory:
 
     logs/TOPIC/N/data/*.log         segments; all but the last of a folder are sealed
-    logs/TOPIC/N/data/*.index       found again by reading the segment
-    logs/TOPIC/N/producers-*        snapshots of who wrote what; the newest counts
+    logs/TOPIC/N/data/*.index       can be rebuilt from the segment
+    logs/TOPIC/N/producers-*        snapshots of producer state; the newest counts
     raft/journal, raft/snapshot     the metadata
 """
 
 import os
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
-from raftq.chaos.faults.processes import NOTHING
-from raftq.chaos.faults.targets import Who, choose
+from raftq.chaos.faults.base import NodeFault
+from raftq.chaos.faults.targets import Who
 from raftq.chaos.world import World
 from raftq.client.common.errors import RaftqError
 
 Kind = Literal["old segment", "segment", "index", "snapshot", "metadata"]
 SPARED_BYTES = 64
-"""At the start of a segment: damage goes to records, not to where they begin."""
+"""At the start of a segment: damage hits records, not the header of the file."""
 
 
 def find(directory: Path, kind: Kind, topic: str = "") -> list[Path]:
-    """Files of a node of one kind, none of them empty, in a fixed order."""
+    """Lists the non-empty files of one kind, in a fixed order."""
     logs = sorted(directory.glob(f"logs/{topic}*/*/data/*.log"))
     if kind == "metadata":
         found = [directory / "raft" / "journal", directory / "raft" / "snapshot"]
@@ -42,23 +42,19 @@ def find(directory: Path, kind: Kind, topic: str = "") -> list[Path]:
 
 
 @dataclass(slots=True)
-class _Damage:
-    """Files of one node are damaged, of a running one if `live`, else while it is down.
+class _Damage(NodeFault):
+    """Damages files of one node, while it runs if `live`, otherwise while it is down.
 
-    Healed, the node runs again. Where damage of its metadata keeps it from that, it does as it says
-    and its operator replaces it: it comes back empty."""
+    Healing starts the node. If damaged metadata prevents that, its data is deleted and it starts
+    empty, as an operator would do it."""
 
-    kind: Kind = "old segment"
     who: Who = "follower"
-    topic: str = ""
+    kind: Kind = "old segment"
     live: bool = False
     count: int = 3
-    """Of files, at most."""
-    needs: ClassVar[frozenset[str]] = NOTHING
-    _node: int | None = field(default=None, init=False)
+    """The number of files, at most."""
 
-    def inject(self, world: World) -> str:
-        self._node = node_id = choose(world, self.who, self.topic)
+    def _disturb(self, world: World, node_id: int) -> str:
         if not self.live:
             world.kill(node_id)
         found = find(world.directory(node_id), self.kind, self.topic)
@@ -67,16 +63,14 @@ class _Damage:
         base = f"{world.directory(node_id)}{os.sep}"
         if not self.live and self.kind != "metadata":
             world.restart(node_id)
-        told = "; ".join(done).replace(base, "") or f"has no {self.kind} to damage"
-        return f"node {node_id}: {told}"
+        text = "; ".join(done).replace(base, "") or f"has no {self.kind} to damage"
+        return f"node {node_id}: {text}"
 
     def _damage(self, world: World, path: Path) -> str:
         raise NotImplementedError
 
-    def heal(self, world: World) -> None:
-        if self._node is None:
-            return
-        node_id, self._node = self._node, None
+    def _undo(self, world: World, node_id: int) -> None:
+        self._node = None
         try:
             world.restart(node_id)
         except RaftqError:
@@ -88,7 +82,7 @@ class _Damage:
 
 @dataclass(slots=True)
 class BitFlip(_Damage):
-    """One bit of each file is another."""
+    """Flips one bit of each file."""
 
     @property
     def name(self) -> str:
@@ -108,7 +102,7 @@ class BitFlip(_Damage):
 
 @dataclass(slots=True)
 class Truncate(_Damage):
-    """Each file loses its end."""
+    """Truncates each file."""
 
     @property
     def name(self) -> str:
@@ -123,7 +117,7 @@ class Truncate(_Damage):
 
 @dataclass(slots=True)
 class Remove(_Damage):
-    """Each file is gone."""
+    """Deletes each file."""
 
     @property
     def name(self) -> str:
@@ -136,21 +130,19 @@ class Remove(_Damage):
 
 
 @dataclass(slots=True)
-class OldCopy:
-    """The logs of one node go back in time: a copy is taken when this is injected, and put in
-    their place when it is healed. The node is killed for both, and started again."""
+class OldCopy(NodeFault):
+    """The logs of one node go back in time.
+
+    `inject` copies the logs, `heal` puts that copy in their place. Both kill the node first and
+    start it again afterwards."""
 
     who: Who = "follower"
-    topic: str = ""
-    needs: ClassVar[frozenset[str]] = NOTHING
-    _node: int | None = field(default=None, init=False)
 
     @property
     def name(self) -> str:
         return f"old copy on {self.who}"
 
-    def inject(self, world: World) -> str:
-        self._node = node_id = choose(world, self.who, self.topic)
+    def _disturb(self, world: World, node_id: int) -> str:
         world.kill(node_id)
         shutil.rmtree(_kept(world, node_id), ignore_errors=True)
         logs = world.directory(node_id) / "logs"
@@ -158,10 +150,8 @@ class OldCopy:
         world.restart(node_id)
         return f"logs of node {node_id} are copied, to be put back later"
 
-    def heal(self, world: World) -> None:
-        if self._node is None:
-            return
-        node_id, self._node = self._node, None
+    def _undo(self, world: World, node_id: int) -> None:
+        self._node = None
         world.kill(node_id)
         kept = _kept(world, node_id)
         logs = world.directory(node_id) / "logs"

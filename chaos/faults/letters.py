@@ -1,10 +1,10 @@
-"""Faults of what queues and groups lean on: the coordinator, the topic of dead letters. (Shell.)"""
+"""Shell: faults of what queues and groups depend on: coordinators and dead-letter topics."""
 
 import asyncio
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from raftq.chaos.faults.processes import NOTHING
+from raftq.chaos.faults.base import NOTHING
 from raftq.chaos.world import World
 from raftq.client.admin.admin import Admin
 from raftq.client.common.errors import RaftqError
@@ -16,7 +16,7 @@ ANSWER_MS = 8_000
 
 @dataclass(slots=True)
 class KillCoordinator:
-    """kill -9 of the node that coordinates a group, which is named after a topic of this kind."""
+    """Kills the coordinator of a group whose name is that of a topic and `suffix`."""
 
     topic: str = "streams"
     suffix: str = "-readers"
@@ -34,10 +34,10 @@ class KillCoordinator:
             if found is not None:
                 self._node = found
                 world.kill(found)
-                return f"node {found} killed, which coordinates {name}{self.suffix}"
+                return f"node {found}, the coordinator of {name}{self.suffix}, killed"
         self._node = world.rng.choice(world.ids)
         world.kill(self._node)
-        return f"nobody coordinates; node {self._node} killed"
+        return f"no coordinator found; node {self._node} killed"
 
     def heal(self, world: World) -> None:
         if self._node is not None:
@@ -53,14 +53,15 @@ async def _coordinator(world: World, group: str) -> int | None:
                 reply = await connection.request(FindCoordinator(group), timeout_s=2.0)
                 return reply.message.node_id
         except RaftqError:
-            continue  # it is down; any other knows as much
+            continue  # the node is down; every other one knows as much
     return None
 
 
 @dataclass(slots=True)
 class LettersRefused:
-    """Topics of dead letters want one copy more than there are, while their sources go on: one node
-    is killed, and only these topics insist on it."""
+    """Dead-letter topics cannot be written to, but the queues themselves can.
+
+    One node is killed, and only dead-letter topics require all nodes in sync."""
 
     needs: ClassVar[frozenset[str]] = NOTHING
     _node: int | None = field(default=None, init=False)
@@ -72,20 +73,20 @@ class LettersRefused:
 
     def inject(self, world: World) -> str:
         self._topics = sorted({name for name, _ in world.leaders() if name.endswith(".dlq")})
-        asyncio.run(_insist(world, self._topics, len(world.ids)))
+        asyncio.run(_require(world, self._topics, len(world.ids)))
         self._node = world.rng.choice(world.ids)
         world.kill(self._node)
-        return f"{self._topics} want {len(world.ids)} copies, node {self._node} killed"
+        return f"{self._topics} require {len(world.ids)} copies, node {self._node} killed"
 
     def heal(self, world: World) -> None:
         if self._node is not None:
             world.restart(self._node)
-            asyncio.run(_insist(world, self._topics, None))
+            asyncio.run(_require(world, self._topics, None))
             self._node = None
 
 
-async def _insist(world: World, topics: list[str], copies: int | None) -> None:
-    bootstrap = ",".join(world.direct(one) for one in world.ids)
+async def _require(world: World, topics: list[str], copies: int | None) -> None:
+    bootstrap = ",".join(world.direct(node_id) for node_id in world.ids)
     async with Admin(bootstrap, timeout_ms=ANSWER_MS) as admin:
         for name in topics:
             await admin.alter_topic(name, {"min_insync": copies})

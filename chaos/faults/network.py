@@ -1,27 +1,21 @@
-"""Faults of links, through toxiproxy: who is cut off from whom. (Shell.)
+"""Shell: faults of links, through toxiproxy: nodes are cut off from each other.
 
-A cut is a black hole, not a refusal: whoever sends waits for an answer that never comes.
+A cut is a black hole, not a refusal: the sender waits for an answer that never comes.
 """
 
 from dataclasses import dataclass, field
 from threading import Event
-from typing import ClassVar
 
+from raftq.chaos.faults.base import LinkFault, NodeLinkFault
 from raftq.chaos.faults.targets import Who, around, between, choose, from_clients, others
-from raftq.chaos.world import TOXIPROXY, Pair, World
-
-LINKS = frozenset({TOXIPROXY})
+from raftq.chaos.world import World
 
 
 @dataclass(slots=True)
-class Isolate:
-    """One node is cut off from its peers, and also from clients if `clients`."""
+class Isolate(NodeLinkFault):
+    """Cuts one node off from its peers, and also from clients if `clients`."""
 
-    who: Who = "leader"
-    topic: str = ""
     clients: bool = False
-    needs: ClassVar[frozenset[str]] = LINKS
-    _pairs: list[Pair] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:
@@ -35,20 +29,14 @@ class Isolate:
         world.links.cut(self._pairs)
         return f"node {node_id} cut off"
 
-    def heal(self, world: World) -> None:
-        world.links.heal(self._pairs)
-        self._pairs = []
-
 
 @dataclass(slots=True)
-class OneWay:
-    """One node is deaf: its peers hear it, and it hears nothing of them. Or mute, the reverse."""
+class OneWay(NodeLinkFault):
+    """One node receives nothing from its peers, but they receive what it sends.
 
-    who: Who = "leader"
-    topic: str = ""
+    With `mute` it is the reverse."""
+
     mute: bool = False
-    needs: ClassVar[frozenset[str]] = LINKS
-    _pairs: list[Pair] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:
@@ -57,33 +45,27 @@ class OneWay:
     def inject(self, world: World) -> str:
         node_id = choose(world, self.who, self.topic)
         self._pairs = around(world, node_id)
-        for one in others(world, node_id):
+        for peer in others(world, node_id):
             if self.mute:
-                stop_one_way(world, node_id, one)
+                stop_one_way(world, node_id, peer)
             else:
-                stop_one_way(world, one, node_id)
-        return f"node {node_id} {'is not heard' if self.mute else 'hears nothing'}"
-
-    def heal(self, world: World) -> None:
-        world.links.heal(self._pairs)
-        self._pairs = []
+                stop_one_way(world, peer, node_id)
+        return f"node {node_id} {'reaches nobody' if self.mute else 'receives nothing'}"
 
 
 def stop_one_way(world: World, sender: int, receiver: int) -> None:
-    """What one node sends no longer reaches another, on whoever's connection it goes."""
+    """Stops all data from `sender` to `receiver`, whichever of the two opened the connection."""
     world.links.toxic([(sender, receiver)], "timeout", upstream=True, timeout=0)
     world.links.toxic([(receiver, sender)], "timeout", upstream=False, timeout=0)
 
 
 @dataclass(slots=True)
-class Split:
-    """Two parts that do not see each other; clients see both. `who` is in the smaller one."""
+class Split(NodeLinkFault):
+    """Splits the nodes into two parts that do not see each other. Clients see both.
 
-    who: Who = "leader"
-    topic: str = ""
-    needs: ClassVar[frozenset[str]] = LINKS
+    `who` is in the smaller part."""
+
     apart: tuple[int, ...] = field(default=(), init=False)
-    _pairs: list[Pair] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:
@@ -94,24 +76,17 @@ class Split:
         rest = others(world, node_id)
         small = [node_id, *world.rng.sample(rest, (len(world.ids) - 1) // 2 - 1)]
         self.apart = tuple(small)
-        self._pairs = between(small, [one for one in rest if one not in small])
+        self._pairs = between(small, [peer for peer in rest if peer not in small])
         world.links.cut(self._pairs)
         return f"nodes {sorted(small)} see each other only"
 
-    def heal(self, world: World) -> None:
-        world.links.heal(self._pairs)
-        self._pairs = []
-
 
 @dataclass(slots=True)
-class MajoritiesRing:
+class MajoritiesRing(LinkFault):
     """Every node sees a majority, and no two see the same one.
 
-    Nodes stand in a ring and see their nearest only. Three nodes all are neighbours: there each
-    hears only the one before it."""
-
-    needs: ClassVar[frozenset[str]] = LINKS
-    _pairs: list[Pair] = field(default_factory=list, init=False)
+    The nodes form a ring and see only their neighbours. In a ring of three all are neighbours, so
+    there each node receives only from the node before it."""
 
     @property
     def name(self) -> str:
@@ -122,9 +97,9 @@ class MajoritiesRing:
         count = len(ring)
         if count <= 3:
             self._pairs = between(ring, ring)
-            for partition_key, node_id in enumerate(ring):
-                stop_one_way(world, ring[(partition_key + 1) % count], node_id)
-            return f"each of {ring} hears only the one before it"
+            for position, node_id in enumerate(ring):
+                stop_one_way(world, ring[(position + 1) % count], node_id)
+            return f"each of {ring} receives only from the node before it"
         seen = (count // 2 + 1) // 2  # on each side; with itself that is a majority
         far = [
             (a, b)
@@ -136,20 +111,13 @@ class MajoritiesRing:
         world.links.cut(far)
         return f"in the ring {ring} each sees {seen} on each side"
 
-    def heal(self, world: World) -> None:
-        world.links.heal(self._pairs)
-        self._pairs = []
-
 
 @dataclass(slots=True)
-class Bridge:
-    """Two halves that do not see each other, and one node that sees both."""
+class Bridge(NodeLinkFault):
+    """Two halves of the nodes do not see each other. One node, the bridge, sees both."""
 
     who: Who = "any"
-    topic: str = ""
-    needs: ClassVar[frozenset[str]] = LINKS
     apart: tuple[int, ...] = field(default=(), init=False)
-    _pairs: list[Pair] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:
@@ -157,7 +125,7 @@ class Bridge:
 
     def inject(self, world: World) -> str:
         node_id, half = self._choose(world)
-        far = [one for one in others(world, node_id) if one not in half]
+        far = [peer for peer in others(world, node_id) if peer not in half]
         controller = world.controller()
         self.apart = tuple(far if controller in half else half if controller in far else ())
         self._pairs = between(half, far)
@@ -165,21 +133,19 @@ class Bridge:
         return f"nodes {sorted(half)} and {sorted(far)} see each other over node {node_id} only"
 
     def _choose(self, world: World) -> tuple[int, list[int]]:
-        """The bridge, and one of the halves."""
+        """Returns the bridge and the nodes of one half."""
         node_id = choose(world, self.who, self.topic)
         rest = others(world, node_id)
         return node_id, world.rng.sample(rest, len(rest) // 2)
 
-    def heal(self, world: World) -> None:
-        world.links.heal(self._pairs)
-        self._pairs = []
-
 
 @dataclass(slots=True)
 class BridgeBesideCopies(Bridge):
-    """The same, where a leader has all its followers in the other half: it cannot go on, and the
-    next one, which is among them, cannot hear it. The bridge is the controller, if it can be, so
-    that nobody is thought dead. Needs two nodes more than a partition has copies."""
+    """A bridge with a leader in one half and all its followers in the other.
+
+    The leader cannot go on, and the next leader, a follower, cannot receive from it. The bridge is
+    the controller if possible, so that no node counts as dead. It needs two nodes more than a
+    partition has copies."""
 
     @property
     def name(self) -> str:
@@ -188,24 +154,22 @@ class BridgeBesideCopies(Bridge):
     def _choose(self, world: World) -> tuple[int, list[int]]:
         controller, leaders = world.controller(), world.leaders()
         found = [
-            (leaders[partition_key], copies)
-            for partition_key, copies in sorted(world.copies().items())
-            if partition_key in leaders and partition_key[0].startswith(self.topic)
+            (leaders[key], copies)
+            for key, copies in sorted(world.copies().items())
+            if key in leaders and key[0].startswith(self.topic)
         ]
-        beside = [one for one in found if controller not in one[1]]
+        beside = [choice for choice in found if controller not in choice[1]]
         leader, copies = world.rng.choice(beside or found)
-        without = [one for one in world.ids if one not in copies]
+        without = [node_id for node_id in world.ids if node_id not in copies]
         bridge = controller if controller in without else world.rng.choice(without)
-        return bridge, [one for one in copies if one != leader]
+        return bridge, [node_id for node_id in copies if node_id != leader]
 
 
 @dataclass(slots=True)
-class Swizzle:
-    """Links are cut one after the other, and healed one after the other in another order."""
+class Swizzle(LinkFault):
+    """Cuts links one after the other, and heals them one after the other in another order."""
 
     gap_s: float = 0.3
-    needs: ClassVar[frozenset[str]] = LINKS
-    _pairs: list[Pair] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:

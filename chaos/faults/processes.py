@@ -1,42 +1,30 @@
-"""Faults of processes: killed, stopped, paused, wiped. (Shell.)"""
+"""Shell: faults of processes: killed, stopped, paused, wiped."""
 
 from dataclasses import dataclass, field
 from threading import Event
 from typing import ClassVar
 
-from raftq.chaos.faults.targets import Who, choose
+from raftq.chaos.faults.base import NOTHING, NodeFault
+from raftq.chaos.faults.targets import Who
 from raftq.chaos.world import World
-
-NOTHING: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
-class Kill:
-    """kill -9 of one node; healed, it is started again."""
-
-    who: Who = "leader"
-    topic: str = ""
-    needs: ClassVar[frozenset[str]] = NOTHING
-    _node: int | None = field(default=None, init=False)
+class Kill(NodeFault):
+    """Kills one node with SIGKILL. Healing starts it again."""
 
     @property
     def name(self) -> str:
         return f"kill {self.who}"
 
-    def inject(self, world: World) -> str:
-        self._node = choose(world, self.who, self.topic)
-        world.kill(self._node)
-        return f"node {self._node} killed"
-
-    def heal(self, world: World) -> None:
-        if self._node is not None:
-            world.restart(self._node)
-            self._node = None
+    def _disturb(self, world: World, node_id: int) -> str:
+        world.kill(node_id)
+        return f"node {node_id} killed"
 
 
 @dataclass(slots=True)
 class KillMany:
-    """kill -9 of several nodes at once, one after the other without a pause; None means all."""
+    """Kills several nodes with SIGKILL, one after the other without a pause. None means all."""
 
     count: int | None = None
     needs: ClassVar[frozenset[str]] = NOTHING
@@ -61,9 +49,9 @@ class KillMany:
 
 @dataclass(slots=True)
 class RollingRestart:
-    """Every node in turn is stopped, or killed if `hard`, and started again when it is down.
+    """Stops every node in turn, or kills it if `hard`, and starts it again when it is down.
 
-    It is over when `inject` returns."""
+    All nodes run again when `inject` returns."""
 
     hard: bool = False
     gap_s: float = 1.0
@@ -90,49 +78,32 @@ class RollingRestart:
 
 
 @dataclass(slots=True)
-class Pause:
-    """SIGSTOP of one node: it stands still, and its connections stay open."""
-
-    who: Who = "leader"
-    topic: str = ""
-    needs: ClassVar[frozenset[str]] = NOTHING
-    _node: int | None = field(default=None, init=False)
+class Pause(NodeFault):
+    """Pauses one node with SIGSTOP. Its connections stay open."""
 
     @property
     def name(self) -> str:
         return f"pause {self.who}"
 
-    def inject(self, world: World) -> str:
-        self._node = choose(world, self.who, self.topic)
-        world.pause(self._node)
-        return f"node {self._node} paused"
+    def _disturb(self, world: World, node_id: int) -> str:
+        world.pause(node_id)
+        return f"node {node_id} paused"
 
-    def heal(self, world: World) -> None:
-        if self._node is not None:
-            world.resume(self._node)
-            self._node = None
+    def _undo(self, world: World, node_id: int) -> None:
+        world.resume(node_id)
 
 
 @dataclass(slots=True)
-class Wipe:
-    """One node is killed and loses its disk; healed, it comes back empty."""
+class Wipe(NodeFault):
+    """Kills one node and deletes its data. Healing starts it again, empty."""
 
     who: Who = "follower"
-    topic: str = ""
-    needs: ClassVar[frozenset[str]] = NOTHING
-    _node: int | None = field(default=None, init=False)
 
     @property
     def name(self) -> str:
         return f"wipe {self.who}"
 
-    def inject(self, world: World) -> str:
-        self._node = choose(world, self.who, self.topic)
-        world.kill(self._node)
-        world.wipe(self._node)
-        return f"node {self._node} killed and wiped"
-
-    def heal(self, world: World) -> None:
-        if self._node is not None:
-            world.restart(self._node)
-            self._node = None
+    def _disturb(self, world: World, node_id: int) -> str:
+        world.kill(node_id)
+        world.wipe(node_id)
+        return f"node {node_id} killed and wiped"

@@ -1,23 +1,20 @@
-"""Faults of links that still pass bytes: late, few, in pieces, or with sudden ends. (Shell.)"""
+"""Shell: faults of links that still pass bytes: late, slowly, in pieces, or with sudden ends."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Event
-from typing import ClassVar
 
-from raftq.chaos.faults.network import LINKS
+from raftq.chaos.faults.base import LinkFault, NodeLinkFault
 from raftq.chaos.faults.targets import Where, Who, choose, from_clients, links, others
-from raftq.chaos.world import Pair, World
+from raftq.chaos.world import World
 
 
 @dataclass(slots=True)
-class Latency:
+class Latency(LinkFault):
     """Every message takes longer, there and back."""
 
     where: Where = "peers"
     latency_ms: int = 100
     jitter_ms: int = 50
-    needs: ClassVar[frozenset[str]] = LINKS
-    _pairs: list[Pair] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:
@@ -31,20 +28,13 @@ class Latency:
             )
         return f"{self.latency_ms} +- {self.jitter_ms} ms each way"
 
-    def heal(self, world: World) -> None:
-        world.links.heal(self._pairs)
-        self._pairs = []
-
 
 @dataclass(slots=True)
-class Bandwidth:
-    """What one node hears of its peers comes slowly; 375 kB/s are 3 Mbit/s."""
+class Bandwidth(NodeLinkFault):
+    """One node receives data from its peers slowly. 375 kB/s are 3 Mbit/s."""
 
     who: Who = "follower"
-    topic: str = ""
     kilobytes_s: int = 375
-    needs: ClassVar[frozenset[str]] = LINKS
-    _pairs: list[Pair] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:
@@ -52,27 +42,21 @@ class Bandwidth:
 
     def inject(self, world: World) -> str:
         node_id = choose(world, self.who, self.topic)
-        asked = [(node_id, one) for one in others(world, node_id)]
-        told = [(one, node_id) for one in others(world, node_id)]
-        self._pairs = asked + told
-        world.links.toxic(asked, "bandwidth", upstream=False, rate=self.kilobytes_s)
-        world.links.toxic(told, "bandwidth", upstream=True, rate=self.kilobytes_s)
-        return f"node {node_id} hears {self.kilobytes_s} kB/s of each peer"
-
-    def heal(self, world: World) -> None:
-        world.links.heal(self._pairs)
-        self._pairs = []
+        outgoing = [(node_id, peer) for peer in others(world, node_id)]
+        incoming = [(peer, node_id) for peer in others(world, node_id)]
+        self._pairs = outgoing + incoming
+        world.links.toxic(outgoing, "bandwidth", upstream=False, rate=self.kilobytes_s)
+        world.links.toxic(incoming, "bandwidth", upstream=True, rate=self.kilobytes_s)
+        return f"node {node_id} receives {self.kilobytes_s} kB/s from each peer"
 
 
 @dataclass(slots=True)
-class ResetStorm:
-    """Connections are reset again and again; it is over when `inject` returns."""
+class ResetStorm(LinkFault):
+    """Resets connections many times. All links work again when `inject` returns."""
 
     where: Where = "clients"
     rounds: int = 10
     gap_s: float = 0.3
-    needs: ClassVar[frozenset[str]] = LINKS
-    _pairs: list[Pair] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:
@@ -88,20 +72,14 @@ class ResetStorm:
             Event().wait(self.gap_s * world.rng.uniform(0.2, 1.0))
         return f"{self.rounds} rounds of resets"
 
-    def heal(self, world: World) -> None:
-        world.links.heal(self._pairs)
-        self._pairs = []
-
 
 @dataclass(slots=True)
-class Slicer:
+class Slicer(LinkFault):
     """Bytes arrive in tiny pieces."""
 
     where: Where = "everywhere"
     piece_bytes: int = 1
     delay_us: int = 0
-    needs: ClassVar[frozenset[str]] = LINKS
-    _pairs: list[Pair] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:
@@ -120,19 +98,13 @@ class Slicer:
             )
         return f"pieces of {self.piece_bytes} bytes"
 
-    def heal(self, world: World) -> None:
-        world.links.heal(self._pairs)
-        self._pairs = []
-
 
 @dataclass(slots=True)
-class LimitData:
-    """Every connection ends after so many bytes, in the middle of a frame, again and again."""
+class LimitData(LinkFault):
+    """Every connection ends after at most `bytes_max` bytes, in the middle of a frame."""
 
     where: Where = "clients"
     bytes_max: int = 20_000
-    needs: ClassVar[frozenset[str]] = LINKS
-    _pairs: list[Pair] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:
@@ -145,19 +117,13 @@ class LimitData:
             world.links.toxic([pair], "limit_data", upstream=True, bytes=count)
         return f"connections end after at most {self.bytes_max} bytes"
 
-    def heal(self, world: World) -> None:
-        world.links.heal(self._pairs)
-        self._pairs = []
-
 
 @dataclass(slots=True)
-class BlackHole:
-    """Clients can connect to a node, and nothing comes back; `who` None means to every node."""
+class BlackHole(LinkFault):
+    """Clients can connect to a node, or to every node if `who` is None, but get no answer."""
 
     who: Who | None = "leader"
     topic: str = ""
-    needs: ClassVar[frozenset[str]] = LINKS
-    _pairs: list[Pair] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:
@@ -167,26 +133,18 @@ class BlackHole:
         nodes = world.ids if self.who is None else (choose(world, self.who, self.topic),)
         self._pairs = from_clients(nodes)
         world.links.cut(self._pairs)
-        return f"clients hear nothing of {', '.join(map(str, nodes))}"
-
-    def heal(self, world: World) -> None:
-        world.links.heal(self._pairs)
-        self._pairs = []
+        return f"clients receive nothing from {', '.join(map(str, nodes))}"
 
 
 @dataclass(slots=True)
-class Refuse:
-    """Connections to a node are reset and refused, from peers and, if `clients`, from clients.
+class Refuse(NodeLinkFault):
+    """A node resets and refuses connections from peers and, if `clients`, from clients.
 
-    If `silent` they only get no answer any more, as behind a firewall. What the node itself opens
-    works in both cases."""
+    With `silent` they get no answer, as behind a firewall. In both cases the node itself can
+    still open connections."""
 
-    who: Who = "leader"
-    topic: str = ""
     clients: bool = True
     silent: bool = False
-    needs: ClassVar[frozenset[str]] = LINKS
-    _pairs: list[Pair] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:
@@ -194,7 +152,7 @@ class Refuse:
 
     def inject(self, world: World) -> str:
         node_id = choose(world, self.who, self.topic)
-        self._pairs = [(one, node_id) for one in others(world, node_id)]
+        self._pairs = [(peer, node_id) for peer in others(world, node_id)]
         if self.clients:
             self._pairs += from_clients([node_id])
         if self.silent:
@@ -202,7 +160,3 @@ class Refuse:
         else:
             world.links.refuse(self._pairs)
         return f"nobody can connect to node {node_id}"
-
-    def heal(self, world: World) -> None:
-        world.links.heal(self._pairs)
-        self._pairs = []

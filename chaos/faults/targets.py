@@ -1,8 +1,8 @@
-"""Whom a fault hits: nodes by their role now, links by whom they join. (Pure but for questions.)
+"""Shell: chooses the nodes and links that a fault hits.
 
-Roles are looked up when a fault is injected, past the proxies. Where nobody has the role at the
-moment, any running node stands in: a fault that does nothing tests nothing. All choices are made
-with the world's own chance.
+Roles are looked up when a fault is injected, past the proxies. If no node has the role at that
+moment, any running node is taken: a fault that does nothing tests nothing. All choices use the
+world's random generator, so that a seed repeats them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,10 +17,10 @@ Where = Literal["peers", "clients", "everywhere"]
 
 
 def choose(world: World, who: Who, topic: str = "") -> int:
-    """A node. Leaders and followers are of a partition of a topic whose name begins so."""
+    """Chooses a node. `leader` and `follower` refer to topics whose names begin with `topic`."""
     if isinstance(who, int):
         return who
-    running = [one for one in world.ids if world.is_running(one)] or list(world.ids)
+    running = [node_id for node_id in world.ids if world.is_running(node_id)] or list(world.ids)
     if who == "any":
         return world.rng.choice(running)
     if who == "controller":
@@ -29,7 +29,7 @@ def choose(world: World, who: Who, topic: str = "") -> int:
     leader = _leader(world, topic, running)
     if who == "leader":
         return leader
-    others = [one for one in running if one != leader]
+    others = [node_id for node_id in running if node_id != leader]
     return world.rng.choice(others or running)
 
 
@@ -43,7 +43,7 @@ def _leader(world: World, topic: str, running: Sequence[int]) -> int:
 
 
 def others(world: World, node_id: int) -> list[int]:
-    return [one for one in world.ids if one != node_id]
+    return [peer for peer in world.ids if peer != node_id]
 
 
 def around(world: World, node_id: int) -> list[Pair]:
@@ -67,4 +67,4 @@ def links(world: World, where: Where) -> list[Pair]:
 
 
 def from_clients(nodes: Iterable[int]) -> list[Pair]:
-    return [(CLIENTS, one) for one in nodes]
+    return [(CLIENTS, node_id) for node_id in nodes]

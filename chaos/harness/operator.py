@@ -55,7 +55,7 @@ class DirectOperator:
         self._thread = thread
         self._controller: int | None = None
 
-    def partition_keys(self) -> dict[tuple[str, int], PartitionView]:
+    def partitions(self) -> dict[tuple[str, int], PartitionView]:
         return {
             (topic.topic, one.partition): PartitionView(
                 one.leader, one.replicas, one.isr, bool(one.target)

@@ -68,7 +68,7 @@ COMBINED = (
         promise="A slow disk on one node and a deaf other one lose nothing.",
         workloads=everything,
         plan=(
-            Step(2, BadDisk("slow syncs", "follower", "appends"), 10, majority=False),
+            Step(2, BadDisk("follower", "appends", trouble="slow syncs"), 10, majority=False),
             Step(4, OneWay("leader", "appends"), 6, majority=False),
         ),
         rules=SAFETY,

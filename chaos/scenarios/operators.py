@@ -69,7 +69,7 @@ OPERATORS = (
         "always a power cut of all nodes takes nothing acknowledged.",
         workloads=appends_with_tails,
         plan=(
-            Step(1, BadDisk("slow syncs", None, seconds=0.01), 31),
+            Step(1, BadDisk(None, trouble="slow syncs", seconds=0.01), 31),
             *(Step(2 + 7.0 * n, Isolate("leader", "appends-always"), 4) for n in range(4)),
             Step(28.5, PowerCut(None), 2, majority=False),
         ),

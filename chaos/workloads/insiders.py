@@ -1,7 +1,7 @@
-"""Clients beside single nodes: they see their node past all proxies, whomever it sees. (Shell.)
+"""Shell: clients of single nodes, which they reach past all proxies.
 
-So there are clients on every side of a split. One writes to whatever its node says it leads; each
-record is sent once, so an answer is that of one leader.
+So there are clients on every side of a split. Each one writes to the partitions that its node
+claims to lead. It sends each record once, so an answer is that of one leader.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from raftq.client.wire.encoder import encode
 from raftq.client.wire.messages import Acks, Metadata, Produce
 
 ANSWER_MS = 6_000
-UNDER_WAY_MAX = 100
+IN_FLIGHT_MAX = 100
 
 
 class Insider:
-    """Beside one node."""
+    """A client of one node that writes to the partitions that the node claims to lead."""
 
     def __init__(
         self, scene: Scene, node: int, topic: str, per_second: float, acks: Acks = "all"
@@ -33,10 +33,10 @@ class Insider:
         self._acks: Acks = acks
         self._number = 0
         self._tasks = Tasks(self.name)
-        self._under_way = 0
+        self._in_flight = 0
 
     async def run(self) -> None:
-        """Until the scene stops and what is under way has an end."""
+        """Runs until the scene stops and all requests have ended."""
         ((host, port),) = addresses(self._scene.direct[self._node])
         options = ConnectionOptions(name="insider", connect_ms=1_000)
         try:
@@ -50,29 +50,27 @@ class Insider:
             await self._tasks.close()
 
     async def _write(self, connection: Connection) -> None:
-        """Until the connection is lost."""
+        """Writes until the scene stops; raises when the connection is lost."""
         led: list[int] = []
         while not self._scene.stopping.is_set():
             if self._number % 10 == 0 or not led:
                 led = await self._led(connection)
-            if led and self._under_way < UNDER_WAY_MAX:
-                partition_key = led[self._number % len(led)]
-                self._tasks.spawn(
-                    self._send(connection, partition_key, f"{self.name} {self._number}")
-                )
+            if led and self._in_flight < IN_FLIGHT_MAX:
+                partition = led[self._number % len(led)]
+                self._tasks.spawn(self._send(connection, partition, f"{self.name} {self._number}"))
                 self._number += 1
             await sleep(self._gap_s)
-        while self._under_way:
+        while self._in_flight:
             await sleep(self._gap_s)
 
     async def _led(self, connection: Connection) -> list[int]:
-        """What the node itself says it leads."""
+        """The partitions that the node claims to lead."""
         reply = await connection.request(Metadata((self._topic,)))
         return [
-            one.partition
+            partition.partition
             for topic in reply.message.topics
-            for one in topic.partitions
-            if one.leader == self._node
+            for partition in topic.partitions
+            if partition.leader == self._node
         ]
 
     async def _send(self, connection: Connection, partition: int, value: str) -> None:
@@ -86,7 +84,7 @@ class Insider:
                 value=value,
             )
         )
-        self._under_way += 1
+        self._in_flight += 1
         message = Produce(self._topic, partition, acks=self._acks, timeout_ms=ANSWER_MS)
         try:
             reply = await connection.request(
@@ -102,5 +100,5 @@ class Insider:
             promised = self._acks == "all"
             noted.end("ok" if promised else "unknown", scene.clock())
         finally:
-            self._under_way -= 1
+            self._in_flight -= 1
             scene.history.note(noted)

@@ -1,14 +1,15 @@
-"""Readers of whole topics, without a group, and a lookout at every node. (Shell.)"""
+"""Shell: readers of whole topics, without a group, and a lookout at every node."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from raftq.chaos.history import Partition, Receive, Sighting
+from raftq.chaos.history import Receive, Sighting
 from raftq.chaos.readback import until
 from raftq.chaos.scene import Scene
 from raftq.client.common.errors import RaftqError
 from raftq.client.common.tasks import sleep
+from raftq.client.common.types import PartitionKey
 from raftq.client.consumer.consumer import Consumer
 from raftq.client.net.connection import Connection
 from raftq.client.options import ConnectionOptions, addresses
@@ -21,16 +22,16 @@ ANSWER_S = 2.0
 
 
 class LogReader:
-    """Reads some partitions from the start, in order, each record once; a group of one."""
+    """Reads some partitions from the start, in order, each record once."""
 
-    def __init__(self, scene: Scene, name: str, partition_keys: Sequence[Partition]) -> None:
+    def __init__(self, scene: Scene, name: str, partition_keys: Sequence[PartitionKey]) -> None:
         self.name = name
         self._scene = scene
-        self._places = list(partition_keys)
+        self._partition_keys = list(partition_keys)
         self._consumer = Consumer(scene.bootstrap, name=name, fetch_wait_ms=300)
 
     async def run(self) -> None:
-        await self._consumer.assign(self._places)
+        await self._consumer.assign(self._partition_keys)
         while not self._scene.stopping.is_set():
             await self._step()
 
@@ -54,15 +55,15 @@ class LogReader:
                 )
             )
 
-    async def finish(self, ends: dict[Partition, int], deadline: float) -> None:
-        """Read on up to these offsets."""
+    async def finish(self, ends: dict[PartitionKey, int], deadline: float) -> None:
+        """Reads on up to these offsets."""
 
         async def is_read() -> str:
             await self._step()
-            for partition_key in self._places:
-                position = await self._consumer.position(*partition_key)
-                if position < ends[partition_key]:
-                    return f"{partition_key} is read up to {position} of {ends[partition_key]}"
+            for key in self._partition_keys:
+                position = await self._consumer.position(*key)
+                if position < ends[key]:
+                    return f"{key} is read up to {position} of {ends[key]}"
             return ""
 
         await until(is_read, deadline, self.name)
@@ -72,16 +73,17 @@ class LogReader:
 
 
 class Lookout:
-    """Asks one node, past all proxies, for the latest of some partitions, again and again.
+    """Asks one node, past all proxies, for the newest records of some partitions, repeatedly.
 
-    Where it answers it says that it leads, in which epoch and how far that can be read.
+    An answer proves that the node claims to lead, in which epoch, and up to which offset it lets
+    clients read.
     """
 
-    def __init__(self, scene: Scene, node: int, partition_keys: Sequence[Partition]) -> None:
+    def __init__(self, scene: Scene, node: int, partition_keys: Sequence[PartitionKey]) -> None:
         self._scene = scene
         self._node = node
-        self._places = list(partition_keys)
-        self._seen: dict[Partition, int] = {}
+        self._partition_keys = list(partition_keys)
+        self._seen: dict[PartitionKey, int] = {}
 
     async def run(self) -> None:
         ((host, port),) = addresses(self._scene.direct[self._node])
@@ -99,36 +101,36 @@ class Lookout:
         at = self._scene.clock()
         asked = Fetch(
             tuple(
-                FetchPartition(*partition_key, max(0, self._seen.get(partition_key, 0) - 1))
-                for partition_key in self._places
+                FetchPartition(*key, max(0, self._seen.get(key, 0) - 1))
+                for key in self._partition_keys
             )
         )
         reply = await connection.request(asked, timeout_s=ANSWER_S)
-        for one in reply.message.partitions:
-            self._note(one, reply.raw, at)
+        for fetched in reply.message.partitions:
+            self._note(fetched, reply.raw, at)
 
-    def _note(self, one: FetchedPartition, raw: memoryview, at: float) -> None:
-        partition_key = (one.topic, one.partition)
-        if one.error:
-            self._seen.pop(partition_key, None)  # it does not lead, or has less than another had
+    def _note(self, fetched: FetchedPartition, raw: memoryview, at: float) -> None:
+        key = (fetched.topic, fetched.partition)
+        if fetched.error:
+            self._seen.pop(key, None)  # it does not lead, or has fewer records than another had
             return
-        self._seen[partition_key] = one.high_watermark
+        self._seen[key] = fetched.high_watermark
         noted = Sighting(
             client=f"lookout at {self._node}",
-            topic=one.topic,
-            partition=one.partition,
+            topic=fetched.topic,
+            partition=fetched.partition,
             at=at,
             node=self._node,
-            epoch=one.epoch,
-            high_watermark=one.high_watermark,
-            end_offset=_end_of(raw[one.start : one.start + one.length]),
+            epoch=fetched.epoch,
+            high_watermark=fetched.high_watermark,
+            end_offset=_end_of(raw[fetched.start : fetched.start + fetched.length]),
         )
         noted.end("ok", self._scene.clock())
         self._scene.history.add(noted)
 
 
 def _end_of(raw: memoryview) -> int:
-    """Where the whole batches end."""
+    """The end offset of the last whole batch."""
     end, at = 0, 0
     while at + 88 <= len(raw):
         batch = Batch(raw, at)
@@ -139,7 +141,7 @@ def _end_of(raw: memoryview) -> int:
 
 
 async def run_all(*work: Coroutine[Any, Any, None]) -> None:
-    """All at once; when one fails all end, and the failure is raised."""
+    """Runs all at once. When one fails, all others are cancelled and the error is raised."""
     async with asyncio.TaskGroup() as group:
         for one in work:
             group.create_task(one)

@@ -1,7 +1,7 @@
-"""A producer that sends at a steady pace and notes what became of every record. (Shell.)
+"""Shell: a producer that sends at a steady pace and notes the result of every record.
 
-It numbers what it sends, so that the order can be judged, and holds back while too much is under
-way, so that an outage costs neither memory nor a flood afterwards.
+It numbers its records, so that their order can be checked. It stops sending while too many records
+are in flight, so that an outage neither fills the memory nor ends in a flood.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ LOOK_EVERY_S = 0.02
 BEHIND_S_MAX = 0.5
 
 Make = Callable[[int], Publish]
-"""The record with this number, not yet sent. Partition -1: wherever its key (its client's name and
-its lane) leads."""
+"""Makes the record with this number. Partition -1 means the partition of its key, which consists of
+the client's name and the lane."""
 
 
 class LoadSender:
-    """One producer; `run` until the scene stops, then `close`."""
+    """One producer. `run` sends until the scene stops; call `close` afterwards."""
 
     acks: ClassVar[Acks] = "all"
 
@@ -38,16 +38,16 @@ class LoadSender:
         name: str,
         make: Make,
         per_second: float,
-        under_way_max: int = 200,
-        ended: Callable[[Publish], None] | None = None,
+        in_flight_max: int = 200,
     ) -> None:
         self.name = name
         self._scene = scene
         self._make = make
         self._gap_s = 1 / per_second
-        self._under_way_max = under_way_max
-        self._ended = ended
-        self._under_way = 0
+        self.on_end: Callable[[Publish], None] | None = None
+        """Called with every record when its result is known."""
+        self._in_flight_max = in_flight_max
+        self._in_flight = 0
         self._number = 0
         self._producer = Producer(
             scene.bootstrap,
@@ -63,14 +63,14 @@ class LoadSender:
         next_at = loop.time()
         while not self._scene.stopping.is_set():
             now = loop.time()
-            if now < next_at or self._under_way >= self._under_way_max:
+            if now < next_at or self._in_flight >= self._in_flight_max:
                 await sleep(min(max(next_at - now, 0.001), LOOK_EVERY_S))
                 continue
             next_at = max(next_at + self._gap_s, now - BEHIND_S_MAX)
             await self.send(self._make(self._number))
 
     async def send(self, noted: Publish) -> None:
-        """Send one record; returns when it was taken, not when it was acknowledged."""
+        """Sends one record. Returns when the producer has it, not when it is acknowledged."""
         noted.number, self._number = self._number, self._number + 1
         scene = self._scene
         scene.history.add(noted)
@@ -92,11 +92,11 @@ class LoadSender:
             self._note(noted, error)
             await sleep(LOOK_EVERY_S)
             return
-        self._under_way += 1
+        self._in_flight += 1
         delivery.add_done_callback(lambda done: self._done(noted, done))
 
     def _done(self, noted: Publish, delivery: Delivery) -> None:
-        self._under_way -= 1
+        self._in_flight -= 1
         try:
             appended: Appended | RaftqError = delivery.result()
         except RaftqError as error:
@@ -110,20 +110,20 @@ class LoadSender:
         elif self.acks == "all":
             noted.partition, noted.offset = result.partition, result.offset
             noted.end("ok", at)
-        else:  # it promises nothing that outlives the leader
+        else:  # the record may be lost with the leader
             noted.partition = result.partition
             noted.end("unknown", at, "only the leader has acknowledged it")
         self._scene.history.note(noted)
-        if self._ended is not None:
-            self._ended(noted)
+        if self.on_end is not None:
+            self.on_end(noted)
 
     async def close(self) -> None:
-        """Until all that is under way has an end, which takes DELIVERY_MS at the most."""
-        with suppress(RaftqError):  # it is in the history
+        """Waits for the results of all records in flight, which takes at most DELIVERY_MS."""
+        with suppress(RaftqError):  # the history has it
             await self._producer.close(timeout=DELIVERY_MS / 1000 + 1)
 
 
 class HastySender(LoadSender):
-    """One that waits for the leader alone."""
+    """A producer that waits for the leader only."""
 
     acks = "leader"

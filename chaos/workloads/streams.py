@@ -1,7 +1,7 @@
-"""Streams: a group whose members join, leave and die while they read and store positions. (Shell.)
+"""Shell: streams: a group whose members join, leave and die while they read and store positions.
 
-Members that fail are replaced, as a supervisor would. In the end those that are left read
-everything, and store the ends of all partitions.
+Members that fail are replaced, as a supervisor would do it. At the end the remaining members read
+everything and store the ends of all partitions.
 """
 
 import asyncio
@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from random import Random
 
-from raftq.chaos.history import Final, Partition, Publish
+from raftq.chaos.history import Final
 from raftq.chaos.members import StreamMember
-from raftq.chaos.readback import create_topic, deadline_of, read_back, unique, until
+from raftq.chaos.readback import deadline_of, read_back, until
 from raftq.chaos.recorder import Recorder
 from raftq.chaos.scene import Scene
-from raftq.chaos.workloads.appends import COPIES
+from raftq.chaos.workloads.base import TopicWorkload
 from raftq.chaos.workloads.reading import run_all
-from raftq.chaos.workloads.sending import LoadSender, Make
 from raftq.client.admin.admin import Admin
 from raftq.client.common.errors import Detail, RaftqError
 from raftq.client.common.tasks import Tasks, sleep
@@ -60,7 +59,7 @@ class GroupMembers:
         self._here[name] = (member, self._tasks.spawn(self._live(name, member)))
 
     async def _live(self, name: str, member: StreamMember) -> None:
-        """A member that fails is gone like one that was killed."""
+        """Runs the member. One that fails ends like one that was killed."""
         try:
             await member.run()
         except RaftqError:
@@ -77,7 +76,7 @@ class GroupMembers:
             await asyncio.wait([task])
 
     def leave_one(self) -> None:
-        """One gives up what it owns and goes, in its own time."""
+        """Asks one member to give up its partitions and to leave; does not wait for it."""
         if self._here:
             name = self._rng.choice(list(self._here))
             self._here[name][0].stopping = True
@@ -96,7 +95,7 @@ class GroupMembers:
         await self._tasks.close()
 
 
-class StreamWorkload:
+class StreamWorkload(TopicWorkload):
     """Producers fill a topic, and the members of a group share it."""
 
     def __init__(  # noqa: PLR0913 - what may be varied
@@ -110,52 +109,22 @@ class StreamWorkload:
         turnover_s: float = 3.0,
         config: Mapping[str, Detail] | None = None,
     ) -> None:
-        """Every `turnover_s` seconds or so a member joins, leaves or dies."""
-        self.name = name
-        self.topic = ""
+        """About every `turnover_s` seconds a member joins, leaves or dies."""
+        super().__init__(
+            name, partitions=partitions, producers=producers, per_second=per_second, config=config
+        )
         self.group = ""
-        self._partitions = partitions
-        self._producers = producers
         self._count = members
-        self._per_second = per_second
         self._turnover_s = turnover_s
-        self._config = dict(config or {})
-        self._places: list[Partition] = []
-        self._senders: list[LoadSender] = []
         self._members: GroupMembers
 
     async def prepare(self, scene: Scene) -> None:
-        self.topic = unique(scene, self.name)
+        await super().prepare(scene)
         self.group = f"{self.topic}-readers"
-        await create_topic(
-            scene,
-            self.topic,
-            partitions=self._partitions,
-            replication=min(COPIES, len(scene.direct)),
-            config=self._config,
-        )
-        self._places = [(self.topic, number) for number in range(self._partitions)]
-        for number in range(self._producers):
-            client = f"{self.topic} p{number}"
-            self._senders.append(
-                LoadSender(scene, client, self._maker(scene, client), self._per_second)
-            )
         self._members = GroupMembers(scene, self.group, self.topic)
 
-    def _maker(self, scene: Scene, client: str) -> Make:
-        def make(number: int) -> Publish:
-            return Publish(
-                client=client,
-                topic=self.topic,
-                partition=number % self._partitions,
-                at=scene.clock(),
-                value=f"{client} {number}",
-            )
-
-        return make
-
     async def run(self, scene: Scene) -> None:
-        await run_all(self._come_and_go(scene), *(one.run() for one in self._senders))
+        await run_all(self._come_and_go(scene), self._run_senders())
 
     async def _come_and_go(self, scene: Scene) -> None:
         loop = asyncio.get_running_loop()
@@ -187,21 +156,20 @@ class StreamWorkload:
             while len(self._members) < MEMBERS_LEAST:
                 self._members.join()
             described = await admin.describe_topic(self.topic)
-            for partition_key in self._places:
-                end = described.partitions[partition_key[1]].high_watermark
-                stored = await overseer.recall(partition_key)
+            for key in self._partition_keys:
+                end = described.partitions[key[1]].high_watermark
+                stored = await overseer.recall(key)
                 if end is None or (end and (stored.status != "ok" or stored.offset != end)):
-                    return f"{partition_key} ends at {end}: {stored}"
+                    return f"{key} ends at {end}: {stored}"
             return ""
 
         try:
-            await run_all(*(one.close() for one in self._senders))
+            await self._close_senders()
             await until(has_stored_all, deadline, f"group {self.group}")
             await self._members.leave_all()
             final.read[self.group] = [self.topic]
             await read_back(scene, self.topic, final, deadline)
         finally:
             await run_all(
-                self._members.close(), admin.close(), overseer.close(),
-                *(one.close() for one in self._senders),
-            )  # fmt: skip
+                self._members.close(), admin.close(), overseer.close(), self._close_senders()
+            )

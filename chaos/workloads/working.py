@@ -1,82 +1,82 @@
-"""Queue workers of one group on one topic: some are killed, others come. (Shell.)"""
+"""Shell: the queue workers of one group on one topic: some are killed and replaced."""
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from raftq.chaos.history import Partition
 from raftq.chaos.readback import until
 from raftq.chaos.recorder import Recorder
 from raftq.chaos.scene import Scene
 from raftq.chaos.workers import ONLY_ACK, Habits, QueueWorker
 from raftq.client.common.errors import RaftqError
 from raftq.client.common.tasks import Tasks, sleep
+from raftq.client.common.types import PartitionKey
 from raftq.client.wire.queue_messages import DescribeQueue
 
 ANSWER_S = 2.0
 STOP_S = 15.0
 
 
-class Crew:
-    """Workers with one habit. `run` keeps their number up, `drain` works until nothing is left.
+class WorkerGroup:
+    """Workers with the same habits. `run` replaces dead ones, `drain` works until nothing is left.
 
-    Between the two they go on: nobody is to wait for a record because the run is over.
+    Between the two the workers go on, so that no record has to wait because the run is over.
     """
 
     def __init__(
         self,
         scene: Scene,
         group: str,
-        partition_keys: Sequence[Partition],
+        partition_keys: Sequence[PartitionKey],
         habits: Habits,
         count: int,
         deaths_per_minute: float = 0.0,
     ) -> None:
         self.group = group
         self._scene = scene
-        self._places = list(partition_keys)
+        self._partition_keys = list(partition_keys)
         self._habits = habits
         self._count = count
         self._deaths_per_minute = deaths_per_minute
         self._rng = Random(scene.rng.random())
-        self._hired = 0
+        self._started = 0
         self._tasks = Tasks(group)
-        self._at_work: dict[asyncio.Task[None], tuple[QueueWorker, Recorder]] = {}
+        self._running: dict[asyncio.Task[None], tuple[QueueWorker, Recorder]] = {}
 
     async def run(self) -> None:
-        """Until the scene stops."""
+        """Runs until the scene stops."""
         while not self._scene.stopping.is_set():
-            self._hire(self._habits)
+            self._start_missing(self._habits)
             await sleep(0.1)
-            if self._rng.random() < self._deaths_per_minute / 600 and self._at_work:
-                await self._kill(self._rng.choice(list(self._at_work)))
+            if self._rng.random() < self._deaths_per_minute / 600 and self._running:
+                await self._kill(self._rng.choice(list(self._running)))
 
     async def drain(self, deadline: float) -> None:
-        """Everything heals: settle what is left, until the group has nothing to do any more."""
-        await self._dismiss()
+        """Settles what is left on a healed cluster, until the group has nothing to do any more."""
+        await self._stop_all()
         overseer = self._recorder(f"{self.group} overseer")
 
         async def is_empty() -> str:
             self.work_well()
-            for partition_key in self._places:
-                reply = await overseer.ask(partition_key, DescribeQueue(*partition_key, self.group))
-                for one in reply.message.groups:
-                    if one.unsettled or one.in_flight or one.waiting:
-                        return f"{partition_key} has {one}"
+            for key in self._partition_keys:
+                reply = await overseer.ask(key, DescribeQueue(*key, self.group))
+                for state in reply.message.groups:
+                    if state.unsettled or state.in_flight or state.waiting:
+                        return f"{key} has {state}"
                 if not reply.message.groups:
-                    return f"{partition_key} does not know the group yet"
+                    return f"{key} does not know the group yet"
             return ""
 
         try:
             await until(is_empty, deadline, f"the queue of {self.group}")
         finally:
             await overseer.close()
-            await self._dismiss()
+            await self._stop_all()
 
     def work_well(self) -> None:
-        """Have enough workers that only acknowledge, until they are dismissed by `drain`."""
-        self._hire(replace(ONLY_ACK, lease_s=self._habits.lease_s))
+        """Starts missing workers. They only acknowledge, and run until `drain` ends them."""
+        self._start_missing(replace(ONLY_ACK, lease_s=self._habits.lease_s))
 
     def _recorder(self, name: str) -> Recorder:
         scene = self._scene
@@ -86,30 +86,30 @@ class Crew:
         made.answer_s = ANSWER_S
         return made
 
-    def _hire(self, habits: Habits) -> None:
-        """As many as there should be; a worker that failed is replaced."""
-        while len(self._at_work) < self._count:
-            self._hired += 1
-            name = f"{self.group} w{self._hired}"
+    def _start_missing(self, habits: Habits) -> None:
+        """Starts workers until there are as many as there should be."""
+        while len(self._running) < self._count:
+            self._started += 1
+            name = f"{self.group} w{self._started}"
             recorder = self._recorder(name)
-            worker = QueueWorker(recorder, self._places, habits, Random(self._rng.random()))
+            worker = QueueWorker(recorder, self._partition_keys, habits, Random(self._rng.random()))
             task = self._tasks.spawn(_until_it_fails(worker))
-            self._at_work[task] = (worker, recorder)
+            self._running[task] = (worker, recorder)
             task.add_done_callback(self._gone)
 
     def _gone(self, task: "asyncio.Task[None]") -> None:
-        known = self._at_work.pop(task, None)
+        known = self._running.pop(task, None)
         if known is not None:
             self._tasks.spawn(known[1].close())
 
     async def _kill(self, task: "asyncio.Task[None]") -> None:
-        """As kill -9: what it holds stays leased, and nobody is told."""
+        """Ends a worker as SIGKILL does: its records stay leased."""
         task.cancel()
         await asyncio.wait([task])
 
-    async def _dismiss(self) -> None:
-        tasks = list(self._at_work)
-        for worker, _ in self._at_work.values():
+    async def _stop_all(self) -> None:
+        tasks = list(self._running)
+        for worker, _ in self._running.values():
             worker.stopping = True
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=STOP_S)
@@ -121,7 +121,7 @@ class Crew:
 
 
 async def _until_it_fails(worker: QueueWorker) -> None:
-    """An error that it does not expect of a cluster under faults ends a worker, as in life."""
+    """Runs a worker. An unexpected error ends it, as it would end a process."""
     try:
         await worker.run()
     except RaftqError:

@@ -338,12 +338,12 @@ def test_disks_and_clocks_of_real_nodes_can_be_disturbed(tmp_path: Path) -> None
         assert all("lost=tail" in world.log(one).read_text() for one in world.ids)
         assert asyncio.run(read(world.bootstrap, len(values))) == values
 
-        flip = BitFlip("old segment", "follower")
+        flip = BitFlip("follower", kind="old segment")
         assert "bit" in flip.inject(world)
         flip.heal(world)
         within(20, lambda: in_sync(world))
 
-        full = BadDisk("full", "leader", TOPIC)
+        full = BadDisk("leader", TOPIC, trouble="full")
         full.inject(world)
         # Well before its lease can end: after that another node leads, and takes the record.
         with pytest.raises((RaftqError, TimeoutError)):
@@ -371,13 +371,13 @@ def test_an_operator_of_real_nodes_changes_topics_and_sees_it_at_once(tmp_path: 
     with ProxiedCluster(tmp_path / "cluster", nodes=3, seed=3, proxied=False) as world:
         operator = world.operator
         operator.create(TOPIC, 2, 3)
-        within(10, lambda: all(one.leader for one in operator.partition_keys().values()))
-        assert set(operator.partition_keys()) == {(TOPIC, 0), (TOPIC, 1)}
-        before = operator.partition_keys()[TOPIC, 0]
-        within(10, lambda: set(operator.partition_keys()[TOPIC, 0].isr) == {1, 2, 3})
+        within(10, lambda: all(one.leader for one in operator.partitions().values()))
+        assert set(operator.partitions()) == {(TOPIC, 0), (TOPIC, 1)}
+        before = operator.partitions()[TOPIC, 0]
+        within(10, lambda: set(operator.partitions()[TOPIC, 0].isr) == {1, 2, 3})
 
         MoveAway(TOPIC, back=False).inject(world)
-        after = operator.partition_keys()[TOPIC, 0]
+        after = operator.partitions()[TOPIC, 0]
         assert before.leader not in after.replicas
         assert set(after.isr) == set(after.replicas) == {1, 2, 3} - {before.leader}
 
@@ -392,8 +392,8 @@ def test_an_operator_of_real_nodes_changes_topics_and_sees_it_at_once(tmp_path: 
         operator.alter(TOPIC, {"fsync": "always"})
         assert operator.settings(TOPIC)["fsync"] == "always"
         operator.grow(TOPIC, 3)
-        assert len(operator.partition_keys()) == 3
+        assert len(operator.partitions()) == 3
         operator.delete(TOPIC)
-        assert not operator.partition_keys()
+        assert not operator.partitions()
         with pytest.raises(UnknownTopic):
             operator.settings(TOPIC)

@@ -14,11 +14,12 @@ from clusterwork import until
 from raftq import aio
 from raftq.chaos.checkers import Rules, judge
 from raftq.chaos.harness.local_cluster import LocalCluster
-from raftq.chaos.history import DeadLetterSeen, Final, History, Partition, Publish
+from raftq.chaos.history import DeadLetterSeen, Final, History, Publish
 from raftq.chaos.recorder import Recorder, publish
 from raftq.chaos.workers import Habits, QueueWorker
 from raftq.client.common.errors import RaftqError
 from raftq.client.common.tasks import sleep
+from raftq.client.common.types import PartitionKey
 from raftq.client.wire.queue_messages import DescribeQueue, QueueGroup
 
 clock = time.time
@@ -37,7 +38,7 @@ class Stage:
         self.topic = topic
         self.config = config
         self.history = History()
-        self.places: list[Partition] = [(topic, number) for number in range(partitions)]
+        self.places: list[PartitionKey] = [(topic, number) for number in range(partitions)]
         self.workers: list[QueueWorker] = []
         self.admin = aio.Admin(cluster.bootstrap)
         self.producer = aio.Producer(cluster.bootstrap, linger_ms=5)
@@ -97,7 +98,7 @@ class Stage:
 
     # Faults.
 
-    async def leader(self, place: Partition) -> int:
+    async def leader(self, place: PartitionKey) -> int:
         found: list[int] = []
 
         async def known() -> bool:
@@ -109,7 +110,7 @@ class Stage:
         await until(known, 20)
         return found[0]
 
-    async def kill_leader(self, place: Partition | None = None, down_s: float = 0.7) -> int:
+    async def kill_leader(self, place: PartitionKey | None = None, down_s: float = 0.7) -> int:
         """kill -9 of whoever leads, and back again after a while; returns when all are in sync."""
         killed = await self.leader(place or self.places[0])
         await asyncio.to_thread(self.cluster.kill, killed)
@@ -126,7 +127,7 @@ class Stage:
 
     # The end.
 
-    async def describe(self, place: Partition, group: str = "g") -> QueueGroup:
+    async def describe(self, place: PartitionKey, group: str = "g") -> QueueGroup:
         found: list[QueueGroup] = []
         recorder = self._recorders[0]
 

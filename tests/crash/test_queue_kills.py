@@ -8,11 +8,12 @@ from clusterwork import until
 from queuework import Stage, clock, on_stage
 
 from raftq.chaos.harness.local_cluster import LocalCluster
-from raftq.chaos.history import Partition, Redrive
+from raftq.chaos.history import Redrive
 from raftq.chaos.recorder import Recorder
 from raftq.chaos.workers import Habits
 from raftq.client.common.errors import RaftqError
 from raftq.client.common.tasks import sleep
+from raftq.client.common.types import PartitionKey
 from raftq.client.wire.queue_messages import DeadLetters
 
 
@@ -54,7 +55,7 @@ def test_leases_and_attempts_survive_the_kill_of_leaders(cluster: LocalCluster) 
     on_stage(cluster, scene, backoff_ms=100)
 
 
-async def redrive(recorder: Recorder, place: Partition) -> None:
+async def redrive(recorder: Recorder, place: PartitionKey) -> None:
     """Until every letter of the partition has been sent back, whoever leads it by then."""
 
     async def done() -> bool:

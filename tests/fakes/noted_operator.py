@@ -25,7 +25,7 @@ class NotedOperator:
         self._gone = gone
         self._under_way: dict[Key, tuple[int, tuple[int, ...]]] = {}
 
-    def partition_keys(self) -> dict[Key, PartitionView]:
+    def partitions(self) -> dict[Key, PartitionView]:
         for key, (looks, target) in list(self._under_way.items()):
             self._under_way[key] = (looks - 1, target)
             if looks <= 1:

@@ -7,9 +7,10 @@ from simcluster import SimCluster
 from simloop import Process
 from simqueues import QueueWorkload
 
-from raftq.chaos.history import Final, Partition
+from raftq.chaos.history import Final
 from raftq.chaos.members import StreamMember
 from raftq.chaos.recorder import Recorder
+from raftq.client.common.types import PartitionKey
 
 GROUP = "readers"
 
@@ -73,7 +74,7 @@ class GroupWorkload(QueueWorkload):
             if task.done():
                 task.result()
 
-    async def _left(self, overseer: Recorder, place: Partition) -> str:
+    async def _left(self, overseer: Recorder, place: PartitionKey) -> str:
         """Whether the group has stored the end of the partition."""
         overseer.group = GROUP
         recalled = await overseer.recall(place)

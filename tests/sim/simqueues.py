@@ -14,10 +14,11 @@ from typing import Any
 from simcluster import WALL_MS, SimCluster
 from simloop import Process
 
-from raftq.chaos.history import DeadLetterSeen, Final, History, Partition, Publish
+from raftq.chaos.history import DeadLetterSeen, Final, History, Publish
 from raftq.chaos.recorder import Recorder, publish
 from raftq.chaos.workers import POISON, Habits, QueueWorker
 from raftq.client.common.errors import RaftqError
+from raftq.client.common.types import PartitionKey
 from raftq.client.producer.producer import Producer
 from raftq.client.wire.queue_messages import DelayStats, DescribeQueue
 
@@ -42,7 +43,7 @@ class QueueWorkload:
         for node in cluster.nodes.values():
             node._skew_ms = int(self.rng.uniform(-skew_s, skew_s) * 1000)
         self.history = History()
-        self.places: list[Partition] = [
+        self.places: list[PartitionKey] = [
             (topic.name, number)
             for topic in self._plan.topics
             for number in range(topic.partitions)
@@ -169,7 +170,7 @@ class QueueWorkload:
                         f"not drained in {seconds} s: {busy}\n{self._cluster.describe()}"
                     )
 
-    async def _state(self, overseer: Recorder, place: Partition) -> str:
+    async def _state(self, overseer: Recorder, place: PartitionKey) -> str:
         try:
             stats = (await overseer.ask(place, DelayStats(*place))).message
             if stats.pending:
@@ -178,7 +179,7 @@ class QueueWorkload:
             return repr(error)
         return await self._left(overseer, place)
 
-    async def _left(self, overseer: Recorder, place: Partition) -> str:
+    async def _left(self, overseer: Recorder, place: PartitionKey) -> str:
         """What is left to do for the group: "empty", or something to read in a failure."""
         try:
             reply = await overseer.ask(place, DescribeQueue(*place, GROUP))

@@ -253,10 +253,11 @@ EVERY: list[Fault] = [
     OneWay(mute=True), Split(), MajoritiesRing(), Bridge(), Swizzle(gap_s=0), Latency(),
     BridgeBesideCopies(), Bandwidth(), ResetStorm(gap_s=0), Slicer(), LimitData(), BlackHole(),
     BlackHole(None), Refuse(), Refuse(silent=True),
-    PowerCut(), PowerCut(None), PowerCut(torn=True), BadDisk("full"), BadDisk("failing writes"),
-    BadDisk("failing syncs"), BadDisk("slow syncs"), BadDisk("slow syncs", None), ClockBump(),
+    PowerCut(), PowerCut(None), PowerCut(torn=True), BadDisk(trouble="full"),
+    BadDisk(trouble="failing writes"), BadDisk(trouble="failing syncs"),
+    BadDisk(trouble="slow syncs"), BadDisk(None, trouble="slow syncs"), ClockBump(),
     ClockBump(None),
-    ClockStrobe(gap_s=0), BitFlip(), BitFlip("metadata"), BitFlip(live=True), Truncate(),
+    ClockStrobe(gap_s=0), BitFlip(), BitFlip(kind="metadata"), BitFlip(live=True), Truncate(),
     Remove(), OldCopy(), SplitAtExpansion(), MoveAway(), MoveAway(count=2), MoveAway(back=False),
     MoveToAndFro(), MoveToAndFro(slow_s=0.01, kills=True), AlterTopics(gap_s=0), GrowTopics(),
     OtherTopics(),
@@ -407,15 +408,15 @@ def test_a_split_at_an_expansion_parts_all_other_copies_from_controller_and_foll
 
 
 def test_partitions_are_moved_away_from_their_leaders_and_back(world: NotedWorld) -> None:
-    before = world.operator.partition_keys()
+    before = world.operator.partitions()
     fault = MoveAway("orders")
     fault.inject(world)
-    for key, place in world.operator.partition_keys().items():
+    for key, place in world.operator.partitions().items():
         if key[0] == "orders":
             assert 3 not in place.replicas
             assert len(place.replicas) == 3
     fault.heal(world)
-    assert {key: one.replicas for key, one in world.operator.partition_keys().items()} == {
+    assert {key: one.replicas for key, one in world.operator.partitions().items()} == {
         key: one.replicas for key, one in before.items()
     }
 
@@ -424,9 +425,9 @@ def test_where_no_node_is_to_spare_a_copy_is_given_up_for_a_while(tmp_path: Path
     world = NotedWorld(tmp_path, 3)
     fault = MoveAway("jobs")
     fault.inject(world)
-    assert len(world.operator.partition_keys()["jobs", 0].replicas) == 2
+    assert len(world.operator.partitions()["jobs", 0].replicas) == 2
     fault.heal(world)
-    assert len(world.operator.partition_keys()["jobs", 0].replicas) == 3
+    assert len(world.operator.partitions()["jobs", 0].replicas) == 3
 
 
 def test_a_copy_goes_away_and_comes_back_first_and_the_leader_dies_then(world: NotedWorld) -> None:
@@ -460,15 +461,13 @@ def test_topics_of_nobody_are_gone_when_healed_and_others_keep_what_they_got(
     GrowTopics().inject(world)
     other.heal(world)
     assert set(world.operator.config) == {"jobs", "orders"}
-    grown = {
-        name: sum(key[0] == name for key in world.operator.partition_keys()) for name in ("jobs",)
-    }
+    grown = {name: sum(key[0] == name for key in world.operator.partitions()) for name in ("jobs",)}
     assert grown == {"jobs": 2}
 
 
 def test_damage_goes_to_the_right_files_of_one_node(world: NotedWorld) -> None:
     before = files(world.directory(1))
-    told = BitFlip("old segment", who=1).inject(world)
+    told = BitFlip(kind="old segment", who=1).inject(world)
     after = files(world.directory(1))
     changed = [one for one in before if before[one] != after[one]]
     assert len(changed) == 2, told
@@ -479,7 +478,7 @@ def test_damage_goes_to_the_right_files_of_one_node(world: NotedWorld) -> None:
 
 
 def test_damage_of_a_running_node_does_not_stop_it(world: NotedWorld) -> None:
-    Truncate("index", who=1, live=True).inject(world)
+    Truncate(kind="index", who=1, live=True).inject(world)
     assert world.story == []
     sizes = [one.stat().st_size for one in find(world.directory(1), "index")]
     assert any(size < 50 for size in sizes) or len(sizes) < 3
@@ -487,13 +486,13 @@ def test_damage_of_a_running_node_does_not_stop_it(world: NotedWorld) -> None:
 
 def test_only_a_node_with_damaged_metadata_is_replaced(world: NotedWorld) -> None:
     """A node that refuses to start with damaged metadata says what to do, and that is done."""
-    fault = BitFlip("metadata", who=1)
+    fault = BitFlip(kind="metadata", who=1)
     fault.inject(world)
     world.refuses = {1}
     fault.heal(world)
     assert world.story == ["kill 1", "wipe 1", "restart 1"]
 
-    other = BitFlip("index", who=2)
+    other = BitFlip(kind="index", who=2)
     other.inject(world)
     world.kill(2)
     world.refuses = {2}
