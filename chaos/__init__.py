@@ -1,1 +1,1 @@
-"""Judging clusters under faults, from what their clients saw."""
+"""Runs clusters under faults and judges them by what their clients saw."""

@@ -1,6 +1,6 @@
-"""The verdict on a history. (Pure.)
+"""Pure: judges a history.
 
-Which anomalies there are: see log_checkers, queue_checkers and group_checkers.
+The anomalies are listed in log_checkers, queue_checkers and group_checkers.
 """
 
 from raftq.chaos.group_checkers import check_owners, check_receives, check_stores
@@ -26,7 +26,7 @@ __all__ = ["Anomaly", "Rules", "judge"]
 
 
 def judge(history: History, final: Final, rules: Rules | None = None) -> list[Anomaly]:
-    """Every anomaly of a history, given what is there in the end."""
+    """Finds every anomaly of a history, given the final state of the cluster."""
     rules = rules or Rules()
     return [
         *check_records(history, final),

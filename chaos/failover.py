@@ -1,9 +1,9 @@
-"""How long partitions are without a leader when their node is killed, many times over. (Shell.)
+"""Shell: measures how long partitions have no leader after their node is killed.
 
-Records are sent to every partition each few milliseconds, whether earlier ones are answered or not.
-A failover takes from before the signal to the first acknowledgement of a record that was sent after
-the process had gone, in the slowest of the partitions that the node led. Before each kill all
-copies are in sync again. The node that is killed leads partitions, and is the controller or not.
+Clients send a record to every partition every few milliseconds, without waiting for earlier
+answers. A failover lasts from just before the signal to the first acknowledgement of a record that
+was sent after the process had ended, in the slowest partition that the node led. Before each kill
+all copies are in sync. The killed node leads partitions, and may be the controller as well.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ Victim = Literal["leader", "controller"]
 
 @dataclass(slots=True)
 class Failovers:
-    """Seconds of each, in the order of the kills."""
+    """The duration of each failover in seconds, in the order of the kills."""
 
     victim: Victim
     seconds: list[float] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Failovers:
 
 
 class Failover:
-    """Kills nodes of a world that is whole and has at least three."""
+    """Kills nodes of a healthy world of at least three nodes."""
 
     def __init__(self, world: World, clock: Clock, say: Callable[[str], None]) -> None:
         self._world = world
@@ -113,7 +113,8 @@ class Failover:
         return min((acked for sent, acked in answers if sent >= gone), default=None)
 
     async def _choose(self, admin: Admin, victim: Victim) -> tuple[int, list[int]]:
-        """Wait until all are in sync and a node of the kind leads; who, and which partitions."""
+        """Waits until all copies are in sync. Returns a node of the wanted kind and what it
+        leads."""
         async with asyncio.timeout(SETTLE_S):
             while True:
                 await sleep(0.2)

@@ -1,13 +1,13 @@
-"""Checkers of stream groups: from a history to its anomalies. (Pure.)
+"""Pure: checkers of stream groups: they find the anomalies of a history.
 
-check_stores    went back      a stored position was read that a newer one had replaced
-                never stored   a position was read that nobody had stored
+check_stores    went back      a read returned a position that a newer one had replaced
+                never stored   a read returned a position that no client had stored
                 not fenced     an older owner stored after a newer one had claimed
-check_owners    two owners     a partition given to two members in one generation, or to the
-                               next one before it was given up
-                old owner      a partition given out under an older epoch than before
-check_receives  skipped        a group went past a record, or stored a position past it
-                unread         not read though the group read up to the end
+check_owners    two owners     two members had a partition in one generation, or the next
+                               member had it before the first gave it up
+                old owner      a partition was assigned under an older epoch than before
+check_receives  skipped        a group passed a record, or stored a position after it
+                unread         a record was not read though the group read to the end
                 went back      a member got a record again without a new start
 """
 
@@ -22,7 +22,7 @@ Key = tuple[str, PartitionKey]
 
 
 def check_stores(history: History) -> Iterator[Anomaly]:
-    """A stored position is a register: what is read is the newest, for all that can be known."""
+    """A stored position is a register: a read returns the newest value that is certainly stored."""
     stores: dict[Key, list[Store]] = {}
     for one in history.of(Store):
         if one.may_have_happened:
@@ -44,7 +44,7 @@ def _check_recall(read: Recall, stores: list[Store]) -> Iterator[Anomaly]:
     # Everything that had certainly happened when the read began, newest first.
     done = [one for one in stores if one.over <= read.at]
     newest_began = max((one.at for one in done), default=-inf)
-    # Whoever stores has claimed before, so what older owners stored is older, too.
+    # A member claims before it stores, so positions stored by older owners are older, too.
     newest_epoch = max((one.owner_epoch for one in done), default=-1)
     legal = {
         one.offset
@@ -64,7 +64,7 @@ def _check_recall(read: Recall, stores: list[Store]) -> Iterator[Anomaly]:
 
 
 def check_owners(history: History, skew_s: float = 0.0) -> Iterator[Anomaly]:
-    """Each partition has one owner per generation, and is given up before it is given on."""
+    """Each partition has one owner per generation, and is revoked before it is assigned again."""
     owners: dict[Key, list[OwnedSpan]] = {}
     for one in history.of(OwnedSpan):
         owners.setdefault((one.group, one.partition_key), []).append(one)
@@ -78,7 +78,8 @@ def check_owners(history: History, skew_s: float = 0.0) -> Iterator[Anomaly]:
             for before in held[:at]:
                 if before.client == one.client:
                     continue
-                # One that lost it or died may not have known for a while: it is fenced instead.
+                # A member that lost the partition or died may not know it for a while: it is fenced
+                # instead.
                 kept = before.how == "revoked" and before.ended is not None
                 if kept and one.at + skew_s < (before.ended or 0.0):
                     yield Anomaly("two owners", f"{one} before the end of {before}")
@@ -87,7 +88,7 @@ def check_owners(history: History, skew_s: float = 0.0) -> Iterator[Anomaly]:
 
 
 def check_receives(history: History, final: Final) -> Iterator[Anomaly]:
-    """A group gets every record of its partitions, and stores no position past one it did not."""
+    """A group gets every record of its partitions, and stores no position after a missing one."""
     kept = {partition_key: dict(rows) for partition_key, rows in final.logs.items()}
     seen: dict[Key, set[int]] = {}
     position: dict[tuple[Key, str], int] = {}
@@ -103,7 +104,9 @@ def check_receives(history: History, final: Final) -> Iterator[Anomaly]:
             key = (one.group, one.partition_key)
             yield from _missing(one, kept.get(one.partition_key, {}), seen.setdefault(key, set()))
         elif isinstance(one, OwnedSpan):
-            position.pop(((one.group, one.partition_key), one.client), None)  # it starts anew
+            position.pop(
+                ((one.group, one.partition_key), one.client), None
+            )  # the member starts again
     yield from _unread(final, seen)
 
 
@@ -117,12 +120,12 @@ def _unread(final: Final, seen: dict[Key, set[int]]) -> Iterator[Anomaly]:
 
 
 def _missing(one: Receive | Store, log: dict[int, str], seen: set[int]) -> Iterator[Anomaly]:
-    """The records before this one that the group has not got. Reported once, at the first."""
+    """The earlier records that the group has not got. Each is reported once, at the first gap."""
     for offset in range(one.offset - 1, -1, -1):
         if offset in seen:
             break
         if offset in log:
             yield Anomaly("skipped", f"{one} without {log[offset]!r} at {offset}")
             break
-    # What was reported counts as seen, or every later record would report it again.
+    # Reported records count as seen. Otherwise every later record would report them again.
     seen.update(range(max(0, one.offset - 1), one.offset))

@@ -1,17 +1,16 @@
-"""What clients did to a cluster, when, and what they were told. (Pure.)
+"""Pure: what clients did to a cluster, when, and what the cluster answered.
 
-A history knows nothing of how the cluster runs: simulated nodes, real processes and containers
-write the same one, and it goes to a file and comes back unchanged. Every record that is published
-has a value of its own. Times are seconds on one clock, the one that deadlines are told in. An
-operation ends
+A history does not depend on how the cluster runs: simulated nodes, real processes and containers
+write the same one. It can be written to a file and read back unchanged. Every published record has
+a unique value. Times are seconds on one clock, the clock of all deadlines. An operation ends as
 
-    ok        it was answered
+    ok        the cluster answered
     failed    it certainly did not happen
     unknown   it may have happened, or may happen later
-    open      it has not ended, which says no more than unknown
+    open      it has not ended, which means no more than unknown
 
-Deliveries and receives are noted before anything is said about them, so that what a client died
-with is in the history, too.
+Deliveries and receives are noted before the client answers them. So the history also has the
+records that a client held when it died.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -49,7 +48,7 @@ class HistoryCall(Operation):
 
     @property
     def over(self) -> float:
-        """When it had certainly happened, if it happened at all."""
+        """The time at which it had certainly happened, if it happened at all."""
         return inf if self.ended is None or self.status != "ok" else self.ended
 
     @property
@@ -62,7 +61,7 @@ class HistoryCall(Operation):
 
 @dataclass(slots=True, kw_only=True)
 class Publish(HistoryCall):
-    """0.0: due at once, ends never."""
+    """A record was sent. 0.0 means: due at once, and never expires."""
 
     value: str
     deliver_at: float = 0.0
@@ -70,20 +69,23 @@ class Publish(HistoryCall):
     priority: int = 2
     offset: int | None = None
     number: int = -1
-    """Its place among all that its client sent, whatever became of them; -1: nobody knows."""
+    """Its position among all records of its client, whatever their outcome; -1 if unknown."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Cancel(HistoryCall):
-    """Of a delayed record, known by its value. ok means that it was pending and is not any more."""
+    """A delayed record, identified by its value, was cancelled. ok means that it was still
+    pending."""
 
     value: str
 
 
 @dataclass(slots=True, kw_only=True)
 class LeasedDelivery(Operation):
-    """A record was leased. `granted` is when the leader decided so, `deadline` when it ends, by
-    the leader's clock; `asked` is when the holder asked for it, by its own."""
+    """A record was leased.
+
+    `granted` and `deadline` are the beginning and the end of the lease by the leader's clock.
+    `asked` is the time of the request by the holder's clock."""
 
     group: str
     offset: int
@@ -96,15 +98,16 @@ class LeasedDelivery(Operation):
 
     @property
     def safe_until(self) -> float:
-        """Until when nobody else may have it, by the holder's clock: a lease begins when it is
-        asked for, or later."""
+        """The time until which no other holder may have the record, by the holder's clock.
+
+        A lease begins when it is requested, or later."""
         began = self.granted if self.asked is None else self.asked
         return began + (self.deadline - self.granted)
 
 
 @dataclass(slots=True, kw_only=True)
 class SettleEvent(HistoryCall):
-    """What a holder said about a delivery. `delay` in seconds; None: the backoff."""
+    """A holder settled a delivery. `delay` is in seconds; None means the topic's backoff."""
 
     group: str
     offset: int
@@ -115,7 +118,7 @@ class SettleEvent(HistoryCall):
 
 @dataclass(slots=True, kw_only=True)
 class Redrive(HistoryCall):
-    """A dead letter was sent back; `topic` and `partition` are where it came from."""
+    """A dead letter was sent back to its source, `topic` and `partition`."""
 
     value: str
 
@@ -131,7 +134,7 @@ class Receive(Operation):
 
 @dataclass(slots=True, kw_only=True)
 class Store(HistoryCall):
-    """A group's position was stored. `owner_epoch` -1: from outside the group's membership."""
+    """A group's position was stored. `owner_epoch` -1 means a client that is not a member."""
 
     group: str
     offset: int
@@ -140,7 +143,8 @@ class Store(HistoryCall):
 
 @dataclass(slots=True, kw_only=True)
 class Recall(HistoryCall):
-    """A stored position was read; -1: there was none. With an epoch the partition was claimed."""
+    """A stored position was read; -1 means there was none. With an epoch the partition was
+    claimed."""
 
     group: str
     offset: int = -1
@@ -152,9 +156,8 @@ class OwnedSpan(Operation):
     """A member owned a partition from `at` to `ended`.
 
     revoked   it was asked to give it up and did
-    lost      it was told that it had lost it before
-    died      its process was killed
-    """
+    lost      it learned that it had lost it before
+    died      its process was killed"""
 
     group: str
     owner_epoch: int
@@ -164,10 +167,9 @@ class OwnedSpan(Operation):
 
 @dataclass(slots=True, kw_only=True)
 class Sighting(HistoryCall):
-    """A node was asked for records and answered as the leader of the partition.
+    """A node answered a fetch as the leader of the partition.
 
-    `end_offset` is where the records end that it gave.
-    """
+    `end_offset` is the end of the records in its answer."""
 
     node: int
     epoch: int = -1
@@ -177,7 +179,8 @@ class Sighting(HistoryCall):
 
 @dataclass(slots=True, kw_only=True)
 class Change(HistoryCall):
-    """Somebody changed a topic: asked for `total` partitions, or for so many `copies` of each."""
+    """An operator changed a topic. `total` is the wanted number of partitions, `copies` of
+    replicas."""
 
     verb: Literal["create", "delete", "grow", "move", "alter"]
     total: int = 0
@@ -186,7 +189,7 @@ class Change(HistoryCall):
 
 @dataclass(slots=True, kw_only=True)
 class DeadLetterSeen:
-    """A dead letter in the end; topic, partition and offset are those of its source."""
+    """A dead letter in the final state; topic, partition and offset are those of its source."""
 
     topic: str
     partition: int
@@ -199,21 +202,21 @@ class DeadLetterSeen:
 
 @dataclass(slots=True, kw_only=True)
 class Final:
-    """What is there after everything has healed and all groups have drained their partitions."""
+    """The state after everything has healed and all groups have drained their partitions."""
 
     logs: dict[PartitionKey, list[tuple[int, str]]] = field(default_factory=dict)
     letters: list[DeadLetterSeen] = field(default_factory=list)
     drained: dict[str, list[str]] = field(default_factory=dict)
-    """Groups of workers that leased until nothing was left, and their topics."""
+    """Groups of workers that leased until nothing was left, with their topics."""
     read: dict[str, list[str]] = field(default_factory=dict)
-    """Groups of stream readers that read from the start up to the end, and their topics."""
+    """Groups of stream readers that read from the start to the end, with their topics."""
     copies: dict[tuple[str, int, str], dict[int, list[tuple[int, str]]]] = field(
         default_factory=dict
     )
-    """Of every log of a partition and every node that has a copy: the base offset and a digest of
-    every batch."""
+    """For every log of a partition and every node with a copy: the base offset and a digest of each
+    batch."""
     topics: dict[str, list[list[int]]] = field(default_factory=dict)
-    """Every topic that there is, with the nodes that are in sync for each partition."""
+    """Every existing topic, with the in-sync nodes of each partition."""
 
     def to_json(self) -> dict[str, Any]:
         logs = [[topic, number, rows] for (topic, number), rows in self.logs.items()]
@@ -267,13 +270,13 @@ class History:
         return operation
 
     def note(self, operation: Operation) -> None:
-        """An operation of this history has ended; for those that write it down at once."""
+        """Called when an operation of this history has ended. A journal writes it down then."""
 
     def of(self, kind: type[Op]) -> Iterator[Op]:
         return (one for one in self.operations if isinstance(one, kind))
 
     def counts(self) -> dict[str, int]:
-        """How many of each kind, calls by how they ended, for reports."""
+        """How many operations of each kind there are, calls by outcome, for reports."""
         found: dict[str, int] = {}
         for one in self.operations:
             name = _NAMES[type(one)]

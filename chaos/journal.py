@@ -1,10 +1,10 @@
-"""A history that is written to a file while it happens, as JSON lines. (Shell.)
+"""Shell: a history that is written to a file while it happens, as JSON lines.
 
-    {"number": 7, "row": {"kind": "publish", ...}}    an operation began, or (again) has ended
-    {"final": {...}}                                  what was there in the end
+    {"number": 7, "row": {"kind": "publish", ...}}    an operation began or ended
+    {"final": {...}}                                  the final state
 
-Of several lines with one number the last counts. A file that was cut in the midst of a line, as by
-a kill, is read up to there.
+If several lines have the same number, the last one counts. A file that ends in the middle of a
+line, as after a kill, is read up to there.
 """
 
 import json
@@ -19,7 +19,7 @@ FLUSH_EVERY = 200
 
 
 class HistoryJournal(History):
-    """Use as a context manager, or call `close`."""
+    """A history with a file. Use it as a context manager, or call `close`."""
 
     __slots__ = ("_file", "_lines", "_numbers")
 
@@ -41,7 +41,7 @@ class HistoryJournal(History):
         self.close()
 
     def add(self, operation: Op) -> Op:
-        # The history keeps every operation, so that its id stays its own.
+        # The history keeps every operation, so the id of an operation is not used again.
         self._numbers[id(operation)] = len(self.operations)
         super().add(operation)
         self.note(operation)
@@ -53,7 +53,7 @@ class HistoryJournal(History):
             self._write({"number": number, "row": to_row(operation)})
 
     def conclude(self, final: Final) -> None:
-        """Write down the end, and every operation as it stands now: some end unnoted."""
+        """Writes the final state, and every operation as it is now: some end without a note."""
         for operation in self.operations:
             self.note(operation)
         self._write({"final": final.to_json()})
@@ -64,7 +64,7 @@ class HistoryJournal(History):
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._file.closed:
-            return  # a client that ends after the run has nothing to say any more
+            return  # a client that ends after the run adds nothing
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
         self._lines += 1
         if self._lines % FLUSH_EVERY == 0:
@@ -72,7 +72,7 @@ class HistoryJournal(History):
 
 
 def read_journal(path: Path) -> tuple[History, Final | None]:
-    """The history in a file, and its end if it got that far."""
+    """Reads the history from a file, and the final state if the file has one."""
     rows: dict[int, Operation] = {}
     final: Final | None = None
     for line in _lines(path):

@@ -1,19 +1,19 @@
-"""Checkers of logs, leaders and copies: from a history to its anomalies. (Pure.)
+"""Pure: checkers of logs, leaders and copies: they find the anomalies of a history.
 
-    check_order     reordered     a client's records of one lane are not kept as they were sent
-    check_offsets   two values    two clients were told of different records at one offset
+    check_order     reordered     a client's records of one lane are not in the order of sending
+    check_offsets   two values    clients saw different records at one offset
     check_leaders   two leaders   two nodes answered as the leader of one epoch
-                    went back     a leader's high watermark got smaller within its epoch
-                    beyond        a leader gave records that it had not yet called readable
+                    went back     a leader's high watermark decreased within its epoch
+                    beyond        a leader returned records above its high watermark
     check_copies    copies differ the nodes' logs are not the same, byte for byte
-    check_changes   topic lost    created and never deleted, and not there
+    check_changes   topic lost    created, never deleted, and missing
                     topic revived deleted, and there again
-                    too few       fewer partitions than were answered for, or fewer copies than
-                                  asked for
-    check_progress  no progress   too few operations ended well in a stretch without excuse
-                    no recovery   after a fault nothing ended well for too long
+                    too few       fewer partitions than acknowledged, or fewer copies than
+                                  requested
+    check_progress  no progress   too few successful operations in a time without an excuse
+                    no recovery   no success for too long after a fault
 
-Only what is certain counts: an operation of unknown outcome excuses whatever it could explain.
+Only what is certain counts: an operation of unknown outcome excuses everything it could explain.
 """
 
 from bisect import bisect_left, bisect_right
@@ -36,11 +36,11 @@ from raftq.client.common.types import PartitionKey
 
 
 def check_order(history: History, final: Final) -> Iterator[Anomaly]:
-    """What a client sent first comes first, in every partition and lane."""
+    """In every partition and lane, the records of a client are in the order of sending."""
     sent = {
         (one.topic, one.value): one
         for one in history.of(Publish)
-        # One of unknown outcome may happen later than whatever its client sent after giving it up.
+        # A record of unknown outcome may be appended after records that its client sent later.
         if one.number >= 0 and one.status == "ok" and not one.deliver_at
     }
     for partition_key, rows in final.logs.items():
@@ -59,7 +59,7 @@ def check_order(history: History, final: Final) -> Iterator[Anomaly]:
 
 
 def check_offsets(history: History, final: Final) -> Iterator[Anomaly]:
-    """An offset has one value, whoever is asked, and whenever."""
+    """An offset has one value, whichever node is asked, and whenever."""
     kept = {
         (partition_key, offset): value
         for partition_key, rows in final.logs.items()
@@ -76,13 +76,13 @@ def check_offsets(history: History, final: Final) -> Iterator[Anomaly]:
         value, who = told.setdefault(key, (one.value, one))
         if value != one.value:
             yield Anomaly("two values", f"{one} and {who}")
-        # Where an acknowledged record is kept is looked at by check_records.
+        # check_records checks the offsets of acknowledged records.
         elif not isinstance(one, Publish) and kept.get(key, value) != value:
             yield Anomaly("two values", f"{one}, the log has {kept[key]!r}")
 
 
 def check_leaders(history: History) -> Iterator[Anomaly]:
-    """An epoch has one leader, who never takes back what he called readable."""
+    """An epoch has one leader, and its high watermark never decreases."""
     leaders: dict[tuple[PartitionKey, int], Sighting] = {}
     highest: dict[tuple[PartitionKey, int], list[Sighting]] = {}
     for one in history.of(Sighting):
@@ -96,7 +96,7 @@ def check_leaders(history: History) -> Iterator[Anomaly]:
         if one.end_offset > one.high_watermark:
             yield Anomaly("beyond", str(one))
         seen = highest.setdefault(key, [])
-        # Answers may overtake each other: only one that was there before the question counts.
+        # Answers may overtake each other: only answers from before the request count.
         before = [two for two in seen if two.over <= one.at]
         if before and one.high_watermark < before[-1].high_watermark:
             yield Anomaly("went back", f"{one} after {before[-1]}")
@@ -105,7 +105,7 @@ def check_leaders(history: History) -> Iterator[Anomaly]:
 
 
 def check_copies(final: Final) -> Iterator[Anomaly]:
-    """All copies of a log are the same, from where all of them begin."""
+    """All copies of a log are the same, from the largest start offset on."""
     for partition_key, nodes in final.copies.items():
         copies = {node: dict(rows) for node, rows in nodes.items()}
         start = max((min(rows, default=0) for rows in copies.values()), default=0)
@@ -118,12 +118,12 @@ def check_copies(final: Final) -> Iterator[Anomaly]:
 
 
 def check_changes(history: History, final: Final) -> Iterator[Anomaly]:
-    """Topics are as they were last said to be."""
+    """Topics are as the last acknowledged change left them."""
     changes: dict[str, list[Change]] = {}
     for one in history.of(Change):
         changes.setdefault(one.topic, []).append(one)
     if not final.topics:
-        return  # nobody looked
+        return  # the final state was not read
     for topic, made in changes.items():
         there = topic in final.topics
         deleted = [one for one in made if one.verb == "delete" and one.may_have_happened]
@@ -147,7 +147,7 @@ def _check_size(made: list[Change], partitions: list[list[int]]) -> Iterator[Ano
 
 
 def check_progress(history: History, rules: Rules) -> Iterator[Anomaly]:
-    """While a majority is whole there is progress, and soon after a fault there is some again."""
+    """There is progress while a majority is healthy, and again soon after a fault."""
     done = well_ended(history)
     if rules.progress_min > 0:
         for start, end in rules.healthy:
@@ -163,7 +163,7 @@ def check_progress(history: History, rules: Rules) -> Iterator[Anomaly]:
 def _slow_windows(
     done: Sequence[float], start: float, end: float, rules: Rules
 ) -> Iterator[Anomaly]:
-    """One per stretch that is too slow: they do not overlap."""
+    """Finds the times that are too slow. They do not overlap."""
     least = rules.progress_min * rules.window_s
     at = start
     while at + rules.window_s <= end:
@@ -173,19 +173,19 @@ def _slow_windows(
             yield Anomaly("no progress", text)
             at += rules.window_s
             continue
-        # The next window that may hold fewer begins after the next operation that falls out.
+        # The next window with fewer operations begins after the next operation that leaves it.
         following = bisect_right(done, at)
         at = done[following] if following < len(done) else end
 
 
 def well_ended(history: History) -> list[float]:
-    """When operations ended well, sorted."""
+    """The times at which operations succeeded, sorted."""
     calls = (one for one in history.of(HistoryCall) if not isinstance(one, Sighting))
     return sorted(one.ended for one in calls if one.status == "ok" and one.ended is not None)
 
 
 def recovery(history: History, fault: float) -> float | None:
-    """From a fault to the end of the first record that was sent after it and acknowledged."""
+    """The time from a fault to the first acknowledgement of a record that was sent after it."""
     ends = (
         one.ended
         for one in history.of(Publish)
@@ -196,7 +196,7 @@ def recovery(history: History, fault: float) -> float | None:
 
 
 def worst_gap(history: History, start: float, end: float) -> float:
-    """The longest time within [start, end) in which nothing ended well."""
+    """The longest time within [start, end) without a successful operation."""
     done = [at for at in well_ended(history) if start <= at < end]
     edges = [start, *done, end]
     return max((two - one for one, two in pairwise(edges)), default=0.0)

@@ -1,7 +1,7 @@
-"""Members of stream groups that note what they own, get and store. (Shell.)
+"""Shell: members of stream groups that note what they own, get and store.
 
-A member is a real consumer. It notes records before it stores a position after them, and stores the
-positions of what it gives up. `kill` ends it as kill -9 does: nothing is said to anybody.
+A member is a real consumer. It notes a record before it stores a position after it, and stores its
+positions when partitions are revoked. `kill` ends it as SIGKILL does: it sends nothing.
 """
 
 from random import Random
@@ -17,7 +17,7 @@ from raftq.client.options import Bootstrap, ConsumerSettings
 
 
 class StreamMember:
-    """One consumer of a group; `run` ends when `stopping` is set."""
+    """One consumer of a group. `run` ends when `stopping` is set."""
 
     def __init__(
         self,
@@ -33,13 +33,13 @@ class StreamMember:
         self.stopping = False
         self.work_s = 0.01
         self.positions: dict[PartitionKey, int] = {}
-        """After the last record that it got, of what it owns."""
+        """The offset after the last received record, for each partition that it owns."""
         self._group = settings["group"]
         self._chance = chance
         self._owned: dict[PartitionKey, OwnedSpan] = {}
         self._looked_at = clock()
         self._not_held_at: dict[PartitionKey, float] = {}
-        """Of what it was given: when that was not yet so."""
+        """For each assigned partition: the last time at which the member did not have it yet."""
         self._stored: dict[PartitionKey, int] = {}
         settings["auto_commit"] = False
         settings["on_assigned"] = self._assigned
@@ -53,17 +53,17 @@ class StreamMember:
         await self.consumer.close()
 
     async def kill(self) -> None:
-        """As kill -9: its connections end, and nobody is told anything."""
+        """Ends the member as SIGKILL does: its connections end and it sends nothing."""
         self.died()
         await self.consumer._end()
 
     def died(self) -> None:
-        """The process that it ran in was killed."""
+        """Notes that the process of the member was killed."""
         for owned in self._owned.values():
             owned.ended, owned.how = self.clock(), "died"
 
     async def step(self) -> None:
-        """A poll, and mostly a commit of what it gave."""
+        """Polls once, and commits the received records most of the time."""
         self._look()
         records = await self.consumer.poll(max_records=50, timeout=0.5)
         for record in records:
@@ -87,7 +87,7 @@ class StreamMember:
                 await self._store(partition_key)
 
     def _look(self) -> None:
-        """See what it was given since it last looked."""
+        """Notes the partitions that were assigned since the last call."""
         assert self.consumer._group is not None
         held = self.consumer._group.holdings
         before = self._not_held_at

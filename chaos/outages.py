@@ -1,8 +1,7 @@
-"""For how long partitions took nothing, by the fault that did it. (Pure.)
+"""Pure: how long partitions accepted no records, and which fault caused it.
 
-A partition is *out* from the moment at which somebody waits for an acknowledgement in it to the
-next acknowledgement, whoever gets that. So a partition to which nothing is sent is not out, and one
-that goes on while another is out does not hide it.
+A partition is *out* while a client waits for an acknowledgement, until any client gets one. So a
+partition without traffic is not out, and a working partition does not hide one that is out.
 """
 
 from bisect import bisect_left
@@ -15,12 +14,12 @@ from raftq.chaos.timeline import Span
 from raftq.client.common.types import PartitionKey
 
 SETTLE_S = 5.0
-"""What happens this soon after a fault was healed is still its doing."""
+"""What happens this soon after a fault was healed still counts as its effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Of one partition."""
+    """The outage of one partition."""
 
     partition_key: PartitionKey
     began: float
@@ -33,7 +32,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The worst outage that a fault brought."""
+    """The worst outage that a fault caused."""
 
     fault: Span
     outage_s: float
@@ -41,10 +40,10 @@ class Cost:
 
 
 def outages(history: History, ended: float) -> list[Outage]:
-    """All of a run, in the order of their beginnings; what is out at the end is out until then."""
+    """All outages of a run, sorted by their beginnings. One that lasts at the end ends there."""
     sent: dict[PartitionKey, list[Publish]] = {}
     for one in history.of(Publish):
-        if one.partition >= 0:  # else its key decides, and it was never acknowledged
+        if one.partition >= 0:  # its key decides, and it was never acknowledged
             sent.setdefault(one.partition_key, []).append(one)
     found = [
         outage
@@ -64,7 +63,7 @@ def _of_place(
     records.sort(key=lambda one: one.at)
     before, first = -inf, 0
     for moment in acknowledged:
-        # The oldest record that had no end yet at the last acknowledgement waits for this one.
+        # The acknowledgement ends the wait of the oldest record that was open at the previous one.
         while first < len(records) and _over(records[first]) <= before:
             first += 1
         if first < len(records) and records[first].at < moment:
@@ -79,7 +78,7 @@ def _over(one: Publish) -> float:
 
 
 def costs(faults: Iterable[Span], history: History, ended: float) -> list[Cost]:
-    """What each fault cost that left a majority whole, unless another one was at work as well."""
+    """The cost of each fault that left a majority healthy, unless another fault overlapped it."""
     spans = sorted(faults, key=lambda one: one.began)
     found = outages(history, ended)
     begins = [one.began for one in found]
@@ -102,7 +101,7 @@ def costs(faults: Iterable[Span], history: History, ended: float) -> list[Cost]:
 
 
 def _alone_until(spans: Sequence[Span], number: int) -> float | None:
-    """Until when a fault has the blame alone; None when another one was there with it."""
+    """The time until which a fault is the only cause; None if another fault overlapped it."""
     span = spans[number]
     if any(one.ended + SETTLE_S > span.began for one in spans[:number] if not one.majority):
         return None
@@ -113,7 +112,7 @@ def _alone_until(spans: Sequence[Span], number: int) -> float | None:
 
 
 def worst_by_fault(rows: Iterable[Cost]) -> list[tuple[str, int, float]]:
-    """(name of the fault, how often, the worst outage in seconds), the worst first."""
+    """Returns (name of the fault, how often, the worst outage in seconds), the worst first."""
     by_name: dict[str, list[float]] = {}
     for row in rows:
         by_name.setdefault(row.fault.name, []).append(row.outage_s)

@@ -1,27 +1,27 @@
-"""Checkers of records, delays, leases and dead letters: from a history to its anomalies. (Pure.)
+"""Pure: checkers of records, delays, leases and dead letters: they find anomalies of a history.
 
     check_records    lost         acknowledged, not cancelled, and not in the log
                      misplaced    acknowledged at one offset and kept at another
-                     doubled      in the log more often than it was sent there
+                     doubled      in the log more often than it was sent
                      revived      in the log though it certainly failed
                      phantom      in the log and never sent
-                     cancelled    seen or kept though a cancel was answered with ok
-    check_times      early        given to somebody before it was due
-                     late         given to the first one later than `late_s` after it was due
-                     expired      given to somebody after its time
-    check_leases     two holders  leased to one while another's lease was certainly alive
-                     retried      leased again before the wait was over that a holder asked for
+                     cancelled    in the log though its cancellation was acknowledged
+    check_times      early        delivered before it was due
+                     late         first delivered more than `late_s` after it was due
+                     expired      delivered after it had expired
+    check_leases     two holders  leased while another lease was certainly alive
+                     retried      leased again before the delay that a holder requested was over
                      redelivered  leased again after it had been settled
-                     stale        something was said about an earlier lease, and accepted, though
-                                  another had the record by then
+                     stale        a settlement of an earlier lease was accepted though another
+                                  holder had the record
                      attempts     delivered for the n-th time twice, or more often than allowed
     check_drained    forgotten    in the log, and never settled though the group drained the queue
     check_letters    two letters  more than one dead letter of a group's record
-                     no letter    given up, answered with ok, and no dead letter
-                     stray letter acknowledged, or not a record at all, and a dead letter
-                     attempts     the letter knows of fewer than there were
+                     no letter    rejected with an acknowledgement, and no dead letter
+                     stray letter a dead letter of an acknowledged or unknown record
+                     attempts     the letter has fewer attempts than there were
 
-Only what is certain counts: an operation of unknown outcome excuses whatever it could explain.
+Only what is certain counts: an operation of unknown outcome excuses everything it could explain.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,21 +45,20 @@ from raftq.client.common.types import PartitionKey
 
 @dataclass(slots=True)
 class HeldDelivery:
-    """A delivery and everything its holder said about it."""
+    """A delivery and all settlements of its holder."""
 
     delivery: LeasedDelivery
     said: list[SettleEvent] = field(default_factory=list)
 
     def when(self) -> tuple[float, int]:
-        """When it was granted, by a clock that all nodes share."""
+        """The sort key by the nodes' clocks: the start of the lease and the attempt."""
         return self.delivery.granted, self.delivery.attempt
 
     def alive_until(self, skew_s: float) -> float:
-        """Until when nobody else may have the record, for certain.
+        """The time until which certainly no other holder may have the record.
 
-        Where the nodes' clocks disagree the holder's counts, from when it asked: leases last as
-        long as they should whatever the clocks say.
-        """
+        If the nodes' clocks disagree, the holder's clock counts, from the time of its request:
+        leases have the right length whatever the clocks show."""
         agree = skew_s <= SKEW_S_SMALL
         end = self.delivery.deadline - skew_s if agree else _shortened(self.delivery)
         given_up = inf
@@ -78,7 +77,7 @@ class HeldDelivery:
         return (one for one in self.said if one.verb in verbs and one.may_have_happened)
 
     def ends_it(self, rules: Rules) -> Iterator[SettleEvent]:
-        """What settles the record for good, if it happened."""
+        """The settlements that end the record for good, if they happened."""
         yield from self.said_to("ack", "reject")
         if self.delivery.attempt >= rules.max_deliveries:
             yield from self.said_to("nack")
@@ -93,17 +92,16 @@ LeaseKey = tuple[str, PartitionKey, int]
 
 SKEW_S_SMALL = 0.1
 SLEW = 0.011
-"""By how much a node's clock may be faster than the holder's, while it approaches a clock that was
+"""How much faster than the holder's a node's clock may run while it approaches a clock that was
 set."""
 ROUNDED_S = 0.002
 
 
 def leases_of(history: History, rules: Rules) -> dict[LeaseKey, list[HeldDelivery]]:
-    """Every record of every group, with its leases in the order they were granted.
+    """Every record of every group, with its leases in the order in which they were granted.
 
-    Where the nodes' clocks disagree that is told from when they arrived, and those that arrived
-    when their time was over are left out: another may have overtaken them.
-    """
+    If the nodes' clocks disagree, the order is that of arrival. Leases that arrived after their end
+    are left out then: a later one may have overtaken them."""
     clocks_agree = rules.skew_s <= SKEW_S_SMALL
     found = all_leases(history)
     for key, leases in found.items():
@@ -116,7 +114,7 @@ def leases_of(history: History, rules: Rules) -> dict[LeaseKey, list[HeldDeliver
 
 
 def all_leases(history: History) -> dict[LeaseKey, list[HeldDelivery]]:
-    """Every record of every group, with its leases and what was said about them."""
+    """Every record of every group, with its leases and their settlements."""
     found: dict[LeaseKey, list[HeldDelivery]] = {}
     by_receipt: dict[tuple[LeaseKey, str], HeldDelivery] = {}
     for one in history.of(LeasedDelivery):
@@ -131,7 +129,7 @@ def all_leases(history: History) -> dict[LeaseKey, list[HeldDelivery]]:
 
 
 def check_records(history: History, final: Final) -> Iterator[Anomaly]:
-    """What was acknowledged is in the logs, once; what is in the logs was sent."""
+    """Every acknowledged record is in the logs once, and every record in the logs was sent."""
     kept: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for (topic, number), rows in final.logs.items():
         for offset, value in rows:
@@ -176,8 +174,8 @@ def _check_record(
 
 
 def check_times(history: History, rules: Rules) -> Iterator[Anomaly]:
-    """Nobody gets a record too early, or after its end."""
-    # Who says when somebody got it: the node that gave it, unless the clients' clock is to count.
+    """No record is delivered before it is due or after it has expired."""
+    # The time of a delivery comes from the node's clock, unless the rules name the clients' clock.
     by_node = rules.early_s is None
     early_s = rules.skew_s if rules.early_s is None else rules.early_s
     first: dict[tuple[str, str], float] = {}
@@ -201,7 +199,7 @@ def check_times(history: History, rules: Rules) -> Iterator[Anomaly]:
 
 
 def check_leases(history: History, rules: Rules) -> Iterator[Anomaly]:
-    """One holder at a time, none after the end, and every attempt counts."""
+    """There is one holder at a time, none after the settlement, and every attempt counts."""
     for leases in leases_of(history, rules).values():
         for at, lease in enumerate(leases):
             one = lease.delivery
@@ -240,7 +238,7 @@ def _check_next(
 
 
 def check_drained(history: History, final: Final, rules: Rules) -> Iterator[Anomaly]:
-    """A queue that is empty has been emptied by somebody."""
+    """Every record of a drained queue was settled."""
     leases = all_leases(history)
     clocks_agree = rules.skew_s <= SKEW_S_SMALL
     ends = {(one.topic, one.value): one.expires_at for one in history.of(Publish)}
@@ -253,7 +251,7 @@ def check_drained(history: History, final: Final, rules: Rules) -> Iterator[Anom
                 key = (group, partition_key, offset)
                 held = leases.get(key, [])
                 if clocks_agree:
-                    # Only the last one counts: what was said about an earlier one was refused.
+                    # Only the last lease counts: settlements of earlier ones were refused.
                     held = sorted(held, key=HeldDelivery.when)[-1:]
                 settled = any(True for lease in held for _ in lease.ends_it(rules))
                 if not settled and key not in dead and not ends.get((partition_key[0], value)):
@@ -263,7 +261,7 @@ def check_drained(history: History, final: Final, rules: Rules) -> Iterator[Anom
 
 
 def check_letters(history: History, final: Final, rules: Rules) -> Iterator[Anomaly]:
-    """A record that was given up is a dead letter, once, and no other record is one."""
+    """Every rejected record is a dead letter once, and no other record is one."""
     letters: dict[LeaseKey, list[DeadLetterSeen]] = {}
     for one in final.letters:
         letters.setdefault((one.group, (one.topic, one.partition), one.offset), []).append(one)
@@ -283,7 +281,7 @@ def check_letters(history: History, final: Final, rules: Rules) -> Iterator[Anom
 
 
 def _sent_back(history: History) -> Mapping[tuple[str, str], Redrive]:
-    """Records whose letters may be gone."""
+    """Records whose dead letters may have been sent back."""
     return {(one.topic, one.value): one for one in history.of(Redrive) if one.may_have_happened}
 
 

@@ -1,8 +1,7 @@
-"""Reading back what a healed cluster holds: logs as clients see them, copies as nodes have them.
-(Shell.)
+"""Shell: reads the state of a healed cluster: logs as clients see them, and each node's copies.
 
-Everything here waits for a cluster that still comes to rest, until a deadline on the loop's clock,
-and raises NotDrained with the last problem when it does not.
+Every function waits for the cluster to come to rest, until a deadline on the loop's clock. After
+that it raises NotDrained with the last problem.
 """
 
 import asyncio
@@ -35,12 +34,13 @@ Copies = dict[int, Rows]
 async def until(
     condition: Callable[[], Awaitable[str]], deadline: float, what: str = "the cluster"
 ) -> None:
-    """Wait until `condition` says nothing. It says what is still missing; errors count as that."""
+    """Waits until `condition` returns "". It returns what is still missing; an error counts as
+    that."""
     loop = asyncio.get_running_loop()
     missing = "was not looked at"
     while True:
         try:
-            # A node that hangs must not hold up the end of the wait.
+            # A node that hangs must not extend the wait beyond the deadline.
             async with asyncio.timeout_at(deadline):
                 missing = await condition()
         except RaftqError as error:
@@ -55,7 +55,7 @@ async def until(
 
 
 async def whole(admin: Admin, topic: str, deadline: float) -> TopicDescription:
-    """The topic, once every partition has a leader and all its copies are in sync."""
+    """The topic, as soon as every partition has a leader and all its copies are in sync."""
     found: list[TopicDescription] = []
 
     async def is_whole() -> str:
@@ -72,7 +72,7 @@ async def whole(admin: Admin, topic: str, deadline: float) -> TopicDescription:
 
 
 async def read_topic(scene: Scene, topic: str, deadline: float) -> dict[int, list[Record]]:
-    """Every readable record of a topic, by partition, in order."""
+    """Reads every readable record of a topic, by partition, in order."""
     async with Admin(scene.bootstrap) as admin:
         described = await whole(admin, topic, deadline)
     ends = {one.partition: one.high_watermark or 0 for one in described.partitions}
@@ -91,7 +91,7 @@ async def read_topic(scene: Scene, topic: str, deadline: float) -> dict[int, lis
                     return f"partition {number} is read up to {position} of {end}"
             return ""
 
-        for _ in range(1_000_000):  # without a pause while there is more
+        for _ in range(1_000_000):  # no pause while there is more
             before = sum(map(len, found.values()))
             if not await _quietly(is_read) or sum(map(len, found.values())) == before:
                 break
@@ -107,7 +107,7 @@ async def _quietly(condition: Callable[[], Awaitable[str]]) -> str:
 
 
 async def read_back(scene: Scene, topic: str, final: Final, deadline: float) -> None:
-    """Take the topic's logs and all their copies into `final`."""
+    """Adds the topic's logs and all their copies to `final`."""
     records = await read_topic(scene, topic, deadline)
     for number, rows in records.items():
         final.logs[topic, number] = [(one.offset, one.value.decode()) for one in rows]
@@ -118,7 +118,7 @@ async def read_back(scene: Scene, topic: str, final: Final, deadline: float) -> 
 
 
 async def read_letters(scene: Scene, topic: str, final: Final, deadline: float) -> None:
-    """Take the dead letters of a topic into `final`."""
+    """Adds the dead letters of a topic to `final`."""
     dead = f"{topic}.dlq"
     async with Admin(scene.bootstrap) as admin:
         if dead not in await admin.list_topics():
@@ -128,7 +128,7 @@ async def read_letters(scene: Scene, topic: str, final: Final, deadline: float) 
 
 
 def letter_of(value: bytes, headers: Mapping[str, bytes]) -> DeadLetterSeen:
-    """A dead letter, from the headers it has."""
+    """Makes a dead letter from a record's value and headers."""
     said = {name: text.decode() for name, text in headers.items()}
     return DeadLetterSeen(
         topic=said["x-dlq-topic"],
@@ -145,10 +145,9 @@ def letter_of(value: bytes, headers: Mapping[str, bytes]) -> DeadLetterSeen:
 
 
 async def read_copies(scene: Scene, topic: TopicDescription, final: Final, deadline: float) -> None:
-    """Every log of every partition as each of its nodes has it, once they agree.
+    """Adds each node's copy of every log to `final`, as soon as the copies agree.
 
-    When they do not agree for a long time they are taken as they are, for the checkers.
-    """
+    If they do not agree for a long time, they are added as they are, for the checkers."""
     loop = asyncio.get_running_loop()
     settled_at = min(deadline, loop.time() + scene.settle_s)
     for one in topic.partitions:
@@ -185,7 +184,7 @@ def _agree(copies: Copies) -> bool:
 async def read_copy(
     scene: Scene, node: int, topic_id: int, partition: int, partition_log: int
 ) -> Rows:
-    """Base offset and digest of every batch in a node's own copy; [] when it has no such log."""
+    """Base offset and digest of every batch in a node's own copy; [] if it has no such log."""
     rows: Rows = []
     offset = 0
     async with _as_node(scene, scene.direct[node]) as connection:
@@ -201,7 +200,7 @@ async def read_copy(
                 start = error.details.get("start_offset")
                 if rows or not isinstance(start, int) or start <= offset:
                     raise
-                offset = start  # the beginning was cut off
+                offset = start  # the beginning was removed
                 continue
             if not len(raw):
                 return rows
@@ -226,7 +225,8 @@ def _batches(raw: memoryview) -> list[tuple[int, int, str]]:
 
 @asynccontextmanager
 async def _as_node(scene: Scene, address: str) -> AsyncIterator[Connection]:
-    """A connection of one who belongs to the cluster; its name is in the answer to any caller."""
+    """Opens a connection as a node of the cluster. The cluster's id is in the reply to any
+    client."""
     ((host, port),) = addresses(address)
     async with await Connection.open(host, port, ConnectionOptions(connect_ms=2_000)) as asking:
         assert asking.hello is not None
@@ -237,12 +237,12 @@ async def _as_node(scene: Scene, address: str) -> AsyncIterator[Connection]:
 
 
 def deadline_of(scene: Scene) -> float:
-    """Of a workload's whole end, from now on."""
+    """The deadline for the whole end of a workload, counted from now."""
     return asyncio.get_running_loop().time() + scene.drain_s
 
 
 def ends_of(final: Final, partition_keys: Iterable[PartitionKey]) -> dict[PartitionKey, int]:
-    """Where these logs end, by what was read back."""
+    """The end offsets of these logs, by what was read back."""
     return {
         partition_key: final.logs[partition_key][-1][0] + 1 if final.logs[partition_key] else 0
         for partition_key in partition_keys
@@ -255,6 +255,6 @@ def unique(scene: Scene, name: str) -> str:
 
 
 async def create_topic(scene: Scene, topic: str, **settings: Any) -> None:
-    """Create a topic on a cluster that may have started this moment."""
+    """Creates a topic on a cluster that may just have started."""
     async with Admin(scene.bootstrap, timeout_ms=20_000) as admin:
         await admin.create_topic(topic, **settings)

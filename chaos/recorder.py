@@ -1,8 +1,7 @@
-"""Clients that note what they do and what they are told. (Shell.)
+"""Shell: clients that note what they do and what the cluster answers.
 
-They speak the wire protocol with one attempt per call, so that what the history says is what one
-leader answered: retries of a friendlier client would hide it. Where a record of unknown outcome
-leaves a client, the next call decides.
+They use the wire protocol with one attempt per call. So an outcome in the history is the answer of
+one leader, and retries do not hide it. If the outcome of a call is unknown, the next call decides.
 """
 
 import asyncio
@@ -47,7 +46,7 @@ class Recorder(Client):
         clock: Clock,
         **settings: Unpack[ClientSettings],
     ) -> None:
-        """`clock` gives seconds on the clock that the nodes tell deadlines in."""
+        """`clock` returns seconds on the clock that the nodes use for deadlines."""
         options = ClientOptions(**settings)
         super().__init__(bootstrap, options, "recorder")
         self.name = options.name
@@ -55,12 +54,12 @@ class Recorder(Client):
         self.group = group
         self.clock = clock
         self.answer_s = 5.0
-        """For how long an answer is waited for, beyond what was asked."""
+        """How long to wait for an answer, beyond the wait that the request asks for."""
 
-    # Asking.
+    # Requests.
 
     async def ask(self, partition_key: PartitionKey, request: Request[R]) -> Reply[R]:
-        """Ask the leader of a partition, once."""
+        """Asks the leader of a partition, once."""
         return await self._ask(
             partition_key, await self._leader(partition_key), request, self.answer_s
         )
@@ -98,7 +97,8 @@ class Recorder(Client):
         lease_s: float = 5.0,
         wait_s: float = 0.0,
     ) -> list[LeasedDelivery]:
-        """Ask every leader of these partitions at once; what they gave, noted."""
+        """Asks every leader of these partitions at once. Returns the deliveries, which are
+        noted."""
         leaders: dict[Address, list[PartitionKey]] = {}
         for partition_key in partition_keys:
             try:
@@ -172,7 +172,7 @@ class Recorder(Client):
         delay_s: float | None = None,
         reason: str = "",
     ) -> list[SettleEvent]:
-        """Say the same of all of these, which are of one partition."""
+        """Settles all of these deliveries, which are of one partition, in the same way."""
         partition_key = deliveries[0].partition_key
         said = [self._begin(one, verb, delay_s) for one in deliveries]
         rows = tuple(
@@ -233,7 +233,7 @@ class Recorder(Client):
         return noted
 
     async def recall(self, partition_key: PartitionKey, owner_epoch: int = -1) -> Recall:
-        """Read a stored position; with an epoch, claim the partition first."""
+        """Reads a stored position. With an epoch, it claims the partition first."""
         noted = self.history.add(
             Recall(
                 client=self.name,
@@ -263,7 +263,7 @@ class Recorder(Client):
     # Delays.
 
     async def cancel(self, partition_key: PartitionKey, offset: int, value: str) -> Cancel:
-        """Cancel the delayed record at an offset of the delays."""
+        """Cancels the delayed record at an offset of the delays log."""
         noted = self.history.add(
             Cancel(
                 client=self.name,
@@ -283,7 +283,7 @@ class Recorder(Client):
 
 
 async def publish(producer: Producer, history: History, clock: Clock, noted: Publish) -> Publish:
-    """Send what is noted and wait for its end."""
+    """Sends the noted record and waits for its outcome."""
     history.add(noted)
     ttl = noted.expires_at - max(noted.deliver_at, clock()) if noted.expires_at else None
     try:

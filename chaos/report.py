@@ -1,7 +1,7 @@
-"""The report of a run: Markdown with the verdict, and a picture of what happened. (Pure.)
+"""Pure: the report of a run: Markdown with the verdict, and a picture of what happened.
 
-The picture has one row each for faults, operations per second, latency and leaders, over the same
-seconds, so that a cause and its effect are above each other.
+The picture has a row each for faults, operations per second, latency and leaders, over the same
+seconds, so that a cause is above its effect.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ INK, PALE, GOOD, BAD, FAULT, LEAD = (
 
 
 def to_markdown(outcome: RunOutcome, command: str, picture: str = "timeline.svg") -> str:
-    """`command` runs the same again, `picture` is where the drawing is."""
+    """The report. `command` repeats the run, `picture` is the path of the drawing."""
     scenario, timeline = outcome.scenario, outcome.timeline
     verdict = "passed" if outcome.passed else f"FAILED, {len(outcome.anomalies)} anomalies"
     lines = [
@@ -110,7 +110,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """From seconds of a run to places on the paper."""
+    """Converts seconds of a run to coordinates of the picture."""
 
     began: float
     seconds: float
@@ -121,7 +121,7 @@ class _Axis:
 
 
 def to_svg(outcome: RunOutcome) -> str:
-    """Faults, operations, latency and leaders of a run, over its seconds."""
+    """Draws the faults, operations, latency and leaders of a run, over its seconds."""
     timeline = outcome.timeline
     axis = _Axis(timeline.began, max(1.0, timeline.ended - timeline.began))
     seconds = seconds_of(outcome.history, timeline.began, timeline.ended)

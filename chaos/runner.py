@@ -1,12 +1,11 @@
-"""Runs one scenario against a world and judges it. (Shell.)
+"""Shell: runs one scenario against a world and judges it.
 
     prepare ──> warm up ──> faults by plan ──> quiet ──> stop ──> finish ──> judge
 
-Workloads and the watcher run on the event loop; everything that is done to the world blocks, and is
-done by one thread, one thing after the other, so that a world need not be thread-safe. After the
-plan everything is healed, whatever has happened. What the runner itself sees to be wrong counts as
-an anomaly as well: a node that is down in the end, a workload that does not stop or cannot read
-back, a fault that could not be injected.
+Workloads and the watcher run on the event loop. Calls to the world block, so one thread makes them
+all, one after the other, and a world need not be thread-safe. After the plan everything is healed,
+whatever has happened. The runner itself adds anomalies, too: a node that is down at the end, a
+workload that does not stop or cannot read back, a fault that could not be injected.
 """
 
 import asyncio
@@ -38,11 +37,11 @@ STOP_S = 30.0
 FINISH_S_MORE = 10.0
 POLL_S = 0.05
 BEHIND_S = 1.0
-"""How late a plan may be; some faults take their time, as a restart does."""
+"""How late a plan may be. Some faults take their time, as a restart does."""
 REST_TRIES = 6
-"""Leaders may still go back to where they belong."""
+"""Leaders may still move back to their preferred nodes."""
 GRACE_S = 5.0
-"""After a majority is whole again, for elections."""
+"""Time for elections after a majority is healthy again."""
 
 R = TypeVar("R")
 Say = Callable[[str], None]
@@ -50,7 +49,7 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class RunOutcome:
-    """What came of a run."""
+    """The result of a run."""
 
     scenario: Scenario
     seed: int
@@ -62,7 +61,7 @@ class RunOutcome:
     gap_s: float = 0.0
     """The longest time without an acknowledged record, from the first fault to the end."""
     costs: list[Cost] = field(default_factory=list)
-    """For how long single faults kept partitions from taking records."""
+    """How long single faults kept partitions from accepting records."""
 
     @property
     def passed(self) -> bool:
@@ -75,12 +74,12 @@ def _log(text: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What a runner needs beside the world."""
+    """What a runner needs besides the world."""
 
     clock: Clock
-    """The wall clock, which nodes tell deadlines in."""
+    """The wall clock, which nodes use for deadlines."""
     secret: bytes = b""
-    """The cluster's, to read back the copies of single nodes."""
+    """The cluster's secret. It is needed to read the copies of single nodes."""
     say: Say = _log
 
 
@@ -104,7 +103,7 @@ class Runner:
         self._spans: dict[int, tuple[float, str, frozenset[PartitionKey]]] = {}
 
     async def run(self) -> RunOutcome:
-        """Everything from the first topic to the verdict."""
+        """Runs everything from the first topic to the verdict."""
         outcome = self._outcome
         scene = Scene(
             bootstrap=self._world.bootstrap,
@@ -150,7 +149,7 @@ class Runner:
             await self._stop(workloads, tasks)
 
     async def _warm_up(self) -> None:
-        """Until records are acknowledged, so that a fault meets a cluster at work."""
+        """Waits until records are acknowledged, so that a fault hits a working cluster."""
         ends_at = self._clock() + WARM_S
         while self._clock() < ends_at:
             if sum(one.status == "ok" for one in self._outcome.history.of(Publish)) >= 10:
@@ -165,15 +164,15 @@ class Runner:
             await sleep(max(0.0, started + one.at - self._clock()))
             if one.injects and self._clock() > ends_at:
                 self._timeline.mark(self._clock(), "phase", "out of time: no more faults")
-                return  # what is injected is healed next
+                return  # an injected fault is healed later
             what = f"{'injecting' if one.injects else 'healing'} {one.step.fault.name}"
             await self._guarded(what, self._do(partial(self._act, one)))
             behind = self._clock() - (started + one.at)
             if behind > BEHIND_S:
-                started += behind  # what comes next keeps its distance, quiet times stay quiet
+                started += behind  # later steps keep their distance, so that quiet times stay quiet
 
     def _act(self, action: Action) -> None:
-        """In the hand's thread."""
+        """Injects or heals, in the thread of the world."""
         step, name = action.step, action.step.fault.name
         if not action.injects:
             self._heal(step)
@@ -186,7 +185,8 @@ class Runner:
         self._tools.say(f"  {began - self._timeline.began:6.1f} s  {name}: {text}")
 
     def _excused(self, step: Step) -> frozenset[PartitionKey]:
-        """What cannot be written until this is healed: most copies are on the wrong side."""
+        """The partitions that cannot be written until this fault is healed: most copies are cut
+        off."""
         fault = step.fault
         if not isinstance(fault, Parting) or not fault.apart:
             return frozenset()
@@ -211,7 +211,9 @@ class Runner:
         self._tools.say(f"  {ended - self._timeline.began:6.1f} s  healed {step.fault.name}")
 
     def _heal_all(self) -> None:
-        """In the hand's thread: what the plan left broken, newest first, then whatever is down."""
+        """Heals what the plan left broken, newest first, and starts nodes that are down.
+
+        Runs in the thread of the world."""
         for step in reversed(self._injected[:]):
             self._heal(step)
         self._world.links.heal()
@@ -252,7 +254,7 @@ class Runner:
         self._timeline.ended = self._clock()
 
     async def _rest(self, rest_s: float) -> None:
-        """Once in a while of this length nothing is decided, though nodes could."""
+        """Waits for a time of this length in which the metadata log does not grow."""
         grew = 0
         for _ in range(REST_TRIES):
             before = await self._do(self._world.operator.metadata_index)
@@ -293,7 +295,7 @@ class Runner:
             outcome.anomalies.append(Anomaly("election storm", text))
 
     def _rules(self) -> Rules:
-        """Those of the scenario, with the times at which there had to be progress."""
+        """The rules of the scenario, with the times at which there must be progress."""
         phases = {one.text: one.at for one in self._timeline.of("phase")}
         began, ended = phases.get("faults"), phases.get("stop")
         if began is None or ended is None:
@@ -308,16 +310,16 @@ class Runner:
             faults=tuple(one.began for one in faults if one.majority),
         )
 
-    # Parts.
+    # Helpers.
 
     async def _do(self, action: Callable[[], R]) -> R:
-        """Let the hand do something to the world."""
+        """Makes a call to the world, in its thread."""
         return await asyncio.get_running_loop().run_in_executor(self._hand, action)
 
     async def _guarded(
         self, what: str, work: Coroutine[Any, Any, object], timeout_s: float | None = None
     ) -> None:
-        """The run goes on without this, and the verdict says so."""
+        """Runs a part of the run. An error becomes an anomaly, and the run goes on."""
         try:
             async with asyncio.timeout(timeout_s):
                 await work

@@ -1,7 +1,7 @@
-"""What a scenario is: workloads, faults at given times, and what it may cost. (Pure.)
+"""Pure: what a scenario is: workloads, faults at given times, and what they may cost.
 
-A scenario is data and may be run any number of times: faults are copied before they are injected,
-since they remember their target, and workloads are made anew by `workloads`.
+A scenario is data and can be run any number of times: faults remember their target, so they are
+copied before they are injected, and `workloads` makes new workloads for each run.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,20 +15,20 @@ from raftq.chaos.world import TOXIPROXY, Fault
 
 SCENARIO_S_MAX = 120.0
 OUTAGE_S_MAX = 5.0
-"""The bar: so soon after a single fault every partition takes records again."""
+"""The limit: this soon after a single fault every partition accepts records again."""
 
 Setting = str | int | bool
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A fault from `at` seconds after the start on, for `lasts` seconds; None: until the end."""
+    """A fault from `at` seconds after the start, for `lasts` seconds; None means until the end."""
 
     at: float
     fault: Fault
     lasts: float | None = None
     majority: bool = True
-    """Whether a majority stays whole and in touch, so that there must be progress meanwhile."""
+    """Whether a majority stays healthy and connected, so that there must be progress meanwhile."""
 
     @property
     def ends_at(self) -> float:
@@ -40,37 +40,38 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One experiment: what is done to a cluster under which load, and what must hold then."""
+    """One experiment: what happens to a cluster under which load, and what must hold then."""
 
     name: str
     rows: tuple[int, ...]
-    """Numbers in the list of faults that this project works through."""
+    """Numbers of rows in the project's list of faults."""
     promise: str
     """What must hold, as a sentence for reports."""
     workloads: Callable[[], list[Workload]]
     plan: tuple[Step, ...]
     quiet_s: float = 5.0
-    """How long everything runs on after the last fault is healed."""
+    """How long everything goes on after the last fault is healed."""
     nodes: int = 3
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    """Of every node, beside the defaults."""
+    """Settings of every node that differ from the defaults."""
     rules: Rules = field(default_factory=Rules)
     gap_s_max: float = inf
     """The longest time without an acknowledged record that the promise allows."""
     outage_s_max: float = OUTAGE_S_MAX
-    """The longest time for which a single fault may keep any partition from taking records."""
+    """The longest time for which a single fault may keep any partition from accepting records."""
     leader_changes_max: int | None = None
-    """More would be a storm of elections."""
+    """More changes would be a storm of elections."""
     overtime_s: float = inf
-    """On a slow machine a plan takes longer; after so much more no further fault is injected."""
+    """How much longer a plan may take on a slow machine. After that no more faults are injected."""
     finish_s: float = 60.0
-    """For draining and reading back."""
+    """The time for draining and reading back."""
     rest_s: float = 0.0
-    """In the end, when nobody does anything any more, the log of the metadata must come to rest for
-    so long; 0: that is not asked."""
+    """At the end, when all clients have stopped, the metadata log must not grow for this long; 0
+    switches the check off."""
     proxied: bool = False
-    """Whether all links go through proxies though no fault needs them. Behind a proxy a killed node
-    looks as if it only stood still: its address still takes connections."""
+    """Whether all links go through proxies even if no fault needs them.
+
+    Behind a proxy a killed node looks like a paused one: its address still accepts connections."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -83,14 +84,14 @@ class Scenario:
 
     @property
     def lasts_s(self) -> float:
-        """Until the last fault is healed and the quiet phase is over, by plan."""
+        """The planned time until the last fault is healed and the quiet phase is over."""
         ends = [step.at if step.lasts is None else step.ends_at for step in self.plan]
         return max(ends, default=0.0) + self.quiet_s
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One end of a step."""
+    """The beginning or the end of a step."""
 
     at: float
     step: Step
@@ -98,9 +99,9 @@ class Action:
 
 
 def actions(steps: list[Step]) -> list[Action]:
-    """Injections and heals in the order of their times; a heal before an injection at one time.
+    """Injections and heals in the order of their times; at the same time, heals come first.
 
-    Steps without an end are left to the end of the run, newest first."""
+    Steps without an end are healed at the end of the run, newest first."""
     found = [Action(step.at, step, True) for step in steps]
     found += [Action(step.ends_at, step, False) for step in steps if step.lasts is not None]
     found.sort(key=lambda one: (one.at, one.injects))

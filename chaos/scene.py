@@ -1,8 +1,8 @@
-"""What workloads are given to work with, and what they are. (Shell.)
+"""Shell: what a workload is, and what it gets to work with.
 
-A run is: `prepare` on a whole cluster, `run` while faults come and go until `stopping` is set, and
-`finish` when everything is healed. All three run on one event loop; several workloads share a scene
-and never a topic.
+A run calls `prepare` on a healthy cluster, `run` while faults come and go until `stopping` is set,
+and `finish` when everything is healed. All three run on one event loop. Several workloads share a
+scene but never a topic.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ SETTLE_S = 20.0
 
 
 class NotDrained(Exception):
-    """A healed cluster did not come to rest in time: something is stuck, or still missing."""
+    """A healed cluster did not come to rest in time: something is stuck or missing."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,35 +26,34 @@ class Scene:
     """One run, as its clients see it."""
 
     bootstrap: str
-    """Through whatever stands between clients and nodes."""
+    """The addresses for clients, through the proxies if there are any."""
     direct: dict[int, str]
-    """The native addresses of the nodes past all that, for checks."""
+    """The native addresses of the nodes, past the proxies, for checks."""
     history: History
     clock: Callable[[], float]
-    """Seconds on the clock that nodes tell deadlines in: the wall clock."""
+    """Seconds on the clock that nodes use for deadlines: the wall clock."""
     rng: Random
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     secret: bytes = b""
-    """The cluster's. Only with it can the copies of single nodes be read back and compared."""
+    """The cluster's secret. Without it the copies of single nodes cannot be read and compared."""
     drain_s: float = DRAIN_S
-    """For the whole of a workload's `finish`."""
+    """The time for the whole `finish` of a workload."""
     settle_s: float = SETTLE_S
-    """For how long the copies of a log may differ then: one may be behind, or under repair."""
+    """How long the copies of a log may differ after that: one may be behind, or under repair."""
 
 
 class Workload(Protocol):
-    """Clients that do something to a cluster and note what they are told."""
+    """Clients that use a cluster and note its answers."""
 
     name: str
 
     async def prepare(self, scene: Scene) -> None:
-        """Create what it needs, under names of its own."""
+        """Creates what the workload needs, under unique names."""
 
     async def run(self, scene: Scene) -> None:
-        """Until `scene.stopping` is set. Survives every error of the cluster, and notes it."""
+        """Runs until `scene.stopping` is set. Survives every error of the cluster, and notes it."""
 
     async def finish(self, scene: Scene, final: Final) -> None:
-        """Wait for the end of all that is under way, read everything back into `final`.
+        """Waits until every operation has ended, and reads everything back into `final`.
 
-        Raises NotDrained when that takes longer than `scene.drain_s`.
-        """
+        Raises NotDrained if that takes longer than `scene.drain_s`."""

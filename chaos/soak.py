@@ -1,10 +1,10 @@
-"""A long run with random faults, made from a seed. (Pure.)
+"""Pure: a long run with random faults, made from a seed.
 
     quiet ── fault ── quiet ── fault and fault ── quiet ── ...
 
-Most faults are single ones, which leave a majority whole; some come in pairs or hit all nodes. A
-quarter of the time or more is quiet, so that what a fault broke shows. The same seed makes the same
-plan; which node is hit is chosen when a fault is injected.
+Most faults are single ones, which leave a majority healthy. Some come in pairs or hit all nodes. At
+least a quarter of the time is quiet, so that the damage of a fault shows. The same seed makes the
+same plan; the node is chosen when a fault is injected.
 """
 
 from collections.abc import Callable
@@ -67,7 +67,7 @@ SINGLE: tuple[Make, ...] = (
     GrowTopics,
     OtherTopics,
 )
-"""A majority stays whole, and clients are answered."""
+"""A majority stays healthy, and clients get answers."""
 GRAVE: tuple[Make, ...] = (
     KillMany,
     lambda: PowerCut(None),
@@ -78,7 +78,7 @@ GRAVE: tuple[Make, ...] = (
     lambda: LimitData("everywhere"),
     lambda: Latency("everywhere", latency_ms=50, jitter_ms=30),
 )
-"""While these last nothing is promised but safety."""
+"""While these last only safety is promised."""
 PAIRS: tuple[tuple[Make, Make], ...] = (
     (lambda: Pause("leader"), lambda: Kill("any")),
     (lambda: Isolate("leader"), lambda: PowerCut("leader")),
@@ -93,14 +93,15 @@ GRAVE_SHARE, PAIR_SHARE = 0.12, 0.15
 FIRST_S = 5.0
 SEGMENTS: dict[str, Detail] = {"segment_bytes": 16 * 1024}
 SYNCED: dict[str, Detail] = {"fsync": "always"}
-"""All nodes may lose power at once, which costs whatever is acknowledged before it is synced."""
+"""All nodes may lose power at once, which loses records that are acknowledged before they are
+synced."""
 QUIET_S = 15.0
 REST_S = 5.0
 PROGRESS = Rules(progress_min=20.0, recovery_s=5.0)
 
 
 def soak_scenario(minutes: float, nodes: int, seed: int, abilities: frozenset[str]) -> Scenario:
-    """A run of about so many minutes, with what the world can do."""
+    """Makes a run of about this many minutes, with the faults that the world can do."""
     return Scenario(
         name=f"soak-{nodes}-nodes",
         rows=(),

@@ -1,7 +1,7 @@
-"""What happened in a run, by the second: faults, leaders, throughput, latency. (Pure.)
+"""Pure: what happened in a run, by the second: faults, leaders, throughput, latency.
 
-Times are those of the history. Marks are noted by the runner; everything else is counted from the
-history afterwards. A *gap* is a time without any acknowledged record.
+Times are those of the history. The runner notes marks; everything else is counted from the history
+afterwards. A *gap* is a time without any acknowledged record.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ MarkKind = Literal["phase", "fault", "heal", "leader", "trouble"]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something worth a line in the picture."""
+    """An event with a line in the picture."""
 
     at: float
     kind: MarkKind
@@ -34,9 +34,9 @@ class Span:
     name: str
     text: str
     majority: bool = True
-    """Whether a majority stayed whole and in touch."""
+    """Whether a majority stayed healthy and connected."""
     excused: frozenset[PartitionKey] = frozenset()
-    """Partitions of which it did not leave enough copies in touch."""
+    """Partitions without enough connected copies."""
 
 
 @dataclass(slots=True)
@@ -57,17 +57,17 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """What was answered in one second of a run."""
+    """The answers in one second of a run."""
 
     number: int
     done: int
-    """Calls that were answered with ok, and records that were given out."""
+    """Successful calls and received records."""
     acknowledged: int
-    """Records among them that were appended."""
+    """Appended records among them."""
     failed: int
-    """Calls that failed, or ended nobody knows how."""
+    """Calls that failed or whose outcome is unknown."""
     worst_ms: float
-    """Of the appended records, from the sending to the answer."""
+    """The longest time from the sending to the answer of an appended record."""
     median_ms: float
 
 
@@ -104,7 +104,7 @@ def seconds_of(history: History, began: float, ended: float) -> list[Second]:
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The smallest value that is not below this share of all; 0 of none."""
+    """The smallest value that is not below this share of all values; 0 if there are none."""
     ordered = sorted(values)
     if not ordered:
         return 0.0
@@ -112,7 +112,7 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 
 def gaps(history: History, began: float, ended: float) -> list[tuple[float, float]]:
-    """Times between two acknowledged records, and before the first and after the last."""
+    """The times between two acknowledged records, before the first one and after the last."""
     moments = sorted(
         one.ended
         for one in history.of(Publish)
@@ -127,7 +127,7 @@ def worst_gap(history: History, began: float, ended: float) -> float:
 
 
 def first_answer_after(history: History, moment: float) -> float | None:
-    """Seconds until a record was acknowledged that was sent after a moment."""
+    """Seconds until the first acknowledgement of a record that was sent after this moment."""
     answers = [
         one.ended
         for one in history.of(Publish)
@@ -137,7 +137,7 @@ def first_answer_after(history: History, moment: float) -> float | None:
 
 
 def slowest_window(seconds: Sequence[Second], width: int = 10) -> float:
-    """The least operations per second in any window of this many whole seconds."""
+    """The lowest rate of operations per second in any window of this many whole seconds."""
     if not seconds:
         return 0.0
     width = min(width, len(seconds))
@@ -149,7 +149,7 @@ def slowest_window(seconds: Sequence[Second], width: int = 10) -> float:
 def without(
     whole: tuple[float, float], holes: Iterable[tuple[float, float]]
 ) -> tuple[tuple[float, float], ...]:
-    """What is left of a time when others are taken out of it."""
+    """Removes the times `others` from a time."""
     left = []
     at, end = whole
     for start, stop in sorted(holes):

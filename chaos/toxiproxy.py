@@ -1,10 +1,10 @@
-"""Links through a real toxiproxy-server, driven by toxiproxy-python. (Shell.)
+"""Shell: links through a real toxiproxy-server, driven by toxiproxy-python.
 
 One process holds every proxy of a cluster. It ends with `close`, and also when the process that
-started it ends, however that ends. Every proxy belongs to a pair of nodes; a pair may have several
-(native and Raft), and what is done to a pair is done to all of them.
+started it ends in any way. Every proxy belongs to a pair of nodes. A pair may have several (native
+and Raft); a fault of the pair applies to all of them.
 
-`make tools` builds the server. Without it there are no links: `NoLinks` says so to whoever asks.
+`make tools` builds the server. Without it there are no links, and every call to `NoLinks` says so.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ _api = threading.Lock()  # toxiproxy-python keeps the server's address in a clas
 
 
 def find_toxiproxy() -> str | None:
-    """The path of the server's program; None when it or its driver is not there."""
+    """The path of the server's program; None if it or its driver is missing."""
     if util.find_spec("toxiproxy") is None:
         return None
     own = TOOLS / NAME
@@ -53,7 +53,7 @@ def find_toxiproxy() -> str | None:
 
 
 class NoLinks:
-    """Stands where a world has no proxies."""
+    """The links of a world without proxies."""
 
     def cut(self, pairs: Iterable[Pair]) -> None:
         raise ConfigError(MISSING)
@@ -67,11 +67,11 @@ class NoLinks:
         raise ConfigError(MISSING)
 
     def heal(self, pairs: Iterable[Pair] | None = None) -> None:
-        """Nothing was disturbed."""
+        """Does nothing: no link was disturbed."""
 
 
 class Toxiproxy:
-    """A server process and the links through it. `ports` gives so many free ones."""
+    """A server process and the links through it. `ports` returns free ports."""
 
     def __init__(self, program: str, log: Path, ports: Callable[[int], list[int]]) -> None:
         self._ports = ports
@@ -80,7 +80,7 @@ class Toxiproxy:
         self._names = count(1)
         self._client = import_module("toxiproxy").Toxiproxy()
         self._address = import_module("toxiproxy.api").APIConsumer
-        # The kernel ends a tied process with the thread that started it: this one lives on.
+        # The kernel ends a tied process with the thread that started it: this thread lives on.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raftq-toxiproxy")
         self._process: subprocess.Popen[bytes] | None = None
         try:
@@ -105,27 +105,27 @@ class Toxiproxy:
             if self._process.poll() is not None:
                 return False
             pause.wait(POLL_S)
-            # Somebody else may have taken the port a moment before: then the process ends.
+            # Another process may take the port a moment before. Then the server ends.
             if self._call(self._client.running):
                 pause.wait(POLL_S)
                 return self._process.poll() is None
         return False
 
     def add(self, pair: Pair, what: str, target: str) -> str:
-        """A new way from one node to an address of another; where it begins."""
+        """Adds a way from one node to an address of another. Returns the address of the proxy."""
         name = f"{what}-{pair[0]}-to-{pair[1]}-{next(self._names)}"
         for _ in range(PORT_TRIES_MAX):
             listen = f"{HOST}:{self._ports(1)[0]}"
             try:
                 proxy = self._call(self._client.create, target, name, listen)
             except KeyError:
-                continue  # the answer was an error: the port was taken meanwhile
+                continue  # the answer was an error: another process took the port
             self._proxies.setdefault(pair, []).append(proxy)
             return listen
         raise InternalError(f"toxiproxy cannot listen for {name}")
 
     def forget_all(self) -> None:
-        """Takes every proxy away."""
+        """Removes every proxy."""
         self._call(self._client.destroy_all)
         self._proxies.clear()
 
@@ -154,7 +154,7 @@ class Toxiproxy:
             self._call(self._client.reset)
             self._toxics.clear()
             for proxy in self._of(self._proxies):
-                proxy.enabled = True  # the library does not look
+                proxy.enabled = True  # the library does not check
             return
         for proxy in self._of(pairs):
             for name in self._toxics.pop(proxy.name, []):
@@ -174,7 +174,8 @@ class Toxiproxy:
         return [proxy for pair in wanted for proxy in self._proxies[pair]]
 
     def _call(self, work: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """In the own thread and with an end: the library waits for an answer for ever."""
+        """Calls the library in its thread and with a timeout: it waits for answers without an
+        end."""
 
         def call() -> Any:
             with _api:
@@ -208,6 +209,6 @@ _libc = ctypes.CDLL(None)
 
 
 def _tie() -> None:
-    """In the child: it is killed when the thread that started it ends."""
+    """Runs in the child: the kernel kills it when the thread that started it ends."""
     with contextlib.suppress(AttributeError):
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

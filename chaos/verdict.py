@@ -1,4 +1,4 @@
-"""What checkers are told and what they say. (Pure.)"""
+"""Pure: what checkers get and what they return."""
 
 from dataclasses import dataclass
 from math import inf
@@ -17,22 +17,23 @@ class Anomaly:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the cluster under test had promised."""
+    """What the cluster under test has promised."""
 
     max_deliveries: int = 3
     late_s: float = inf
-    """How late a delayed record may be; faults cost what they cost."""
+    """How late a delayed record may be. Faults cost time."""
     skew_s: float = 0.005
-    """How far the clocks of nodes and clients may be apart."""
+    """How far the clocks of nodes and clients may differ."""
     early_s: float | None = None
-    """How early a delayed record may come by the clients' clock, which does not err with those of
-    the nodes; None: as early as `skew_s` by the clock of the node that gave it."""
+    """How early a delayed record may come by the clients' clock, which is right when those of the
+    nodes are wrong; None means `skew_s` by the clock of the node that delivered it."""
     healthy: tuple[Span, ...] = ()
-    """When a majority was whole and in touch, so that there had to be progress."""
+    """The times with a healthy and connected majority, so that there had to be progress."""
     window_s: float = 10.0
-    """In every stretch of this length within those times ..."""
+    """In every window of this length within those times ..."""
     progress_min: float = 0.0
-    """... so many operations per second have to end well; 0: that is not asked."""
+    """... this many operations per second must succeed; 0 switches the check off."""
     faults: tuple[float, ...] = ()
-    """When single faults began; after each of them something has to end well within ..."""
+    """The times at which single faults began. After each of them an operation must succeed within
+    ..."""
     recovery_s: float = inf

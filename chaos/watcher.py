@@ -1,8 +1,7 @@
-"""Looks at every node past the proxies and notes who leads. (Shell.)
+"""Shell: asks every node past the proxies and notes who leads.
 
-Each node is asked for what it knows of the metadata, one question at a time. What counts is the
-newest epoch that anybody tells of; that two nodes told of different leaders in one epoch is kept,
-for it is never right.
+Each node is asked for its metadata, one request at a time. The newest epoch that any node knows
+counts. If two nodes name different leaders of one epoch, that is kept, for it is always wrong.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ OPTIONS = ConnectionOptions(name="chaos-watcher", connect_ms=1_000, request_ms=1
 
 
 class Watcher:
-    """One pair of eyes per node, for as long as `run` runs."""
+    """Watches all nodes while `run` runs."""
 
     def __init__(self, direct: Mapping[int, str], timeline: Timeline, clock: Clock) -> None:
         self._direct = dict(direct)
@@ -34,10 +33,10 @@ class Watcher:
         self._controller: int | None = None
         self.anomalies: list[Anomaly] = []
         self.changes = 0
-        """Of leaders, beside the first one of a partition."""
+        """The changes of leaders, without the first leader of a partition."""
 
     def leader(self, topic: str, partition: int) -> int | None:
-        """Of the newest epoch that was told."""
+        """The leader of the newest known epoch."""
         partition_key = (topic, partition)
         return self._leaders.get((partition_key, self._newest.get(partition_key, -1)))
 
@@ -60,7 +59,7 @@ class Watcher:
                         self._note(node_id, reply.message)
                         await sleep(LOOK_S)
             except RaftqError:
-                await sleep(LOOK_S)  # it is down or stands still
+                await sleep(LOOK_S)  # the node is down or paused
 
     def _note(self, node_id: int, told: MetadataReply) -> None:
         if told.controller is not None and told.controller != self._controller:

@@ -1,7 +1,7 @@
-"""Queue workers that do everything a worker can do, well and badly, by a seeded chance. (Shell.)
+"""Shell: queue workers that do everything a worker can do, right and wrong, at random from a seed.
 
-Records whose value begins with `poison` are never done well: they end as dead letters. A worker
-that is cancelled leaves what it holds as it is, as a killed process does.
+Records whose value begins with `poison` are never acknowledged: they end as dead letters. A
+cancelled worker leaves its records leased, as a killed process does.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ POISON = "poison"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """How often a worker does what, of a hundred deliveries; the rest is acknowledged."""
+    """How often a worker does what, in a hundred deliveries. It acknowledges the rest."""
 
     nack: int = 10
     postpone: int = 5
     release: int = 4
     reject: int = 3
     hold: int = 4
-    """It says nothing, and the lease runs out."""
+    """The worker does nothing until the lease expires."""
     extend: int = 5
-    """Before it is acknowledged."""
+    """The worker extends the lease before it acknowledges."""
     late: int = 0
-    """It is acknowledged when the lease has run out."""
+    """The worker acknowledges after the lease has expired."""
     lease_s: float = 1.5
     wait_s: float = 0.5
     records_max: int = 8
@@ -41,7 +41,7 @@ ONLY_ACK = Habits(nack=0, postpone=0, release=0, reject=0, hold=0, extend=0)
 
 
 class QueueWorker:
-    """Works until it is cancelled, or until `stopping` is set and nothing is left of its batch."""
+    """Works until it is cancelled, or until `stopping` is set and its batch is settled."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class QueueWorker:
                 self._partition_keys, habits.records_max, habits.lease_s, habits.wait_s
             )
             if not given:
-                await sleep(0.05)  # for a leader that is not there would be asked at once again
+                await sleep(0.05)  # otherwise a missing leader would be asked again at once
                 continue
             await sleep(self._rng.uniform(0, 2 * habits.work_s))
             await self._handle(given)

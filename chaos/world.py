@@ -1,14 +1,13 @@
-"""What a fault may do to a cluster, and what a fault is. (Interface.)
+"""Interface: what a fault is, and what it may do to a cluster.
 
-Faults are written against `World`, never against processes or proxies, so the same fault drives a
-cluster of real processes behind toxiproxy (`raftq.chaos.harness.world`) and whatever else can be
-told the same things.
+Faults use `World`, never processes or proxies. So the same fault works on a cluster of real
+processes behind toxiproxy (`raftq.chaos.harness.world`) and on any other implementation.
 
-Links are pairs `(source, target)` of node ids, and `CLIENTS` stands for all clients. A link carries
-what its source opens towards its target: requests of the source go down it and the answers come
-back on it. So cutting `(1, 2)` but not `(2, 1)` lets node 2 still ask node 1.
+Links are pairs `(source, target)` of node ids; `CLIENTS` stands for all clients. A link carries the
+connections that its source opens to its target: the requests of the source and their answers. So
+after cutting `(1, 2)` but not `(2, 1)`, node 2 can still ask node 1.
 
-Calls block, and are made from one thread at a time.
+Calls block. Only one thread at a time may call.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +26,7 @@ TOXIPROXY = "toxiproxy"
 CLOCK = "faketime"
 """Ability: the wall clock of a node can be shifted."""
 SMALL_DISK = "small_disk"
-"""Ability: a node's disk can be filled for real, without filling that of the machine."""
+"""Ability: a node's disk can be filled for real, without filling the machine's disk."""
 
 Pair = tuple[int, int]
 
@@ -36,24 +35,26 @@ class Links(Protocol):
     """All links between nodes and from clients to nodes. Disturbances add up until `heal`."""
 
     def cut(self, pairs: Iterable[Pair]) -> None:
-        """A black hole: connections stay open and can be opened, and nothing arrives."""
+        """Makes black holes: connections stay open and new ones can be opened, but nothing
+        arrives."""
 
     def refuse(self, pairs: Iterable[Pair]) -> None:
-        """Open connections end, and new ones are refused."""
+        """Ends open connections and refuses new ones."""
 
     def toxic(
         self, pairs: Iterable[Pair], kind: str, upstream: bool = False, **attributes: int
     ) -> None:
         """Adds a toxic of toxiproxy: latency(latency, jitter), bandwidth(rate), slow_close(delay),
         timeout(timeout), reset_peer(timeout), slicer(average_size, size_variation, delay) or
-        limit_data(bytes). `upstream` disturbs what the source sends, else what it hears."""
+        limit_data(bytes). `upstream` disturbs what the source sends, otherwise what it receives."""
 
     def heal(self, pairs: Iterable[Pair] | None = None) -> None:
-        """These links are as at the beginning; None means all."""
+        """Removes all disturbances of these links; None means of all links."""
 
 
 class DisturbedDisk(Protocol):
-    """The disk of one node. Takes effect at once in the running process and after its restart."""
+    """The disk of one node. Calls take effect at once in the running process and after its
+    restart."""
 
     def slow_sync(self, seconds: float) -> None:
         """Every sync takes this much longer."""
@@ -65,19 +66,19 @@ class DisturbedDisk(Protocol):
         """Syncs end with EIO."""
 
     def fill(self) -> None:
-        """Whatever needs more room ends with ENOSPC."""
+        """Operations that need more space end with ENOSPC."""
 
     def free(self) -> None:
-        """There is room again."""
+        """There is space again."""
 
     def lose_unsynced(self) -> None:
-        """Files go back to what was synced, as after a power cut. The node must be down."""
+        """Restores files to what was synced, as after a power cut. The node must be down."""
 
     def tear_unsynced(self) -> None:
-        """As `lose_unsynced`, but a part of what was appended stays, and ends in garbage."""
+        """As `lose_unsynced`, but a part of the appended bytes stays, and ends in garbage."""
 
     def heal(self) -> None:
-        """Every disturbance ends; what was lost stays lost."""
+        """Ends every disturbance. Lost data stays lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +89,21 @@ class PartitionView:
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     moves: bool = False
-    """Whether its copies are on their way to other nodes."""
+    """Whether its copies are moving to other nodes."""
 
 
 class Operator(Protocol):
-    """One who looks at topics and changes them, past the proxies: the controller is asked.
+    """Looks at topics and changes them, past the proxies, by asking the controller.
 
-    Every change is known to the controller when its call returns. Raises RaftqError."""
+    The controller knows every change when the call returns. Raises RaftqError."""
 
     def partitions(self) -> Mapping[tuple[str, int], PartitionView]:
-        """Topic and partition -> what is known of it, of all topics but internal ones."""
+        """The state of each partition, by topic and number, without internal topics."""
 
     def settings(self, topic: str) -> Mapping[str, Detail]: ...
 
     def metadata_index(self) -> int:
-        """How many entries the log of the metadata has had."""
+        """The number of entries that the metadata log has had."""
 
     def move(self, topic: str, partition: int, replicas: Iterable[int]) -> None:
         """Begins a move to these nodes, the preferred leader first."""
@@ -110,7 +111,7 @@ class Operator(Protocol):
     def alter(self, topic: str, settings: Mapping[str, Detail]) -> None: ...
 
     def grow(self, topic: str, total: int) -> None:
-        """To so many partitions."""
+        """Grows the topic to `total` partitions."""
 
     def create(self, topic: str, partitions: int, copies: int) -> None: ...
 
@@ -125,7 +126,7 @@ class World(Protocol):
 
     @property
     def rng(self) -> Random:
-        """Faults choose with it, so that a run can be repeated from its seed."""
+        """Faults choose with it, so that a seed repeats a run."""
 
     @property
     def links(self) -> Links: ...
@@ -147,42 +148,46 @@ class World(Protocol):
         """`host:port` of a node's HTTP listener, past the proxies."""
 
     def kill(self, node_id: int) -> None:
-        """SIGKILL. Without effect on a node that is down."""
+        """Sends SIGKILL. Does nothing if the node is down."""
 
     def pause(self, node_id: int) -> None:
-        """SIGSTOP: the process stands still, its connections stay open."""
+        """Sends SIGSTOP: the process stops, and its connections stay open."""
 
     def resume(self, node_id: int) -> None:
-        """SIGCONT."""
+        """Sends SIGCONT."""
 
     def stop(self, node_id: int) -> None:
-        """SIGTERM, and waits until the process has ended. Without effect on a node that is down."""
+        """Sends SIGTERM and waits until the process has ended. Does nothing if the node is down."""
 
     def restart(self, node_id: int) -> None:
-        """Starts a node that is down, and returns when it serves or after a while: it may wait for
-        others. Without effect on a running one."""
+        """Starts a node that is down. Does nothing if it runs.
+
+        Returns when the node serves, or after a while: it may have to wait for others."""
 
     def wipe(self, node_id: int) -> None:
-        """Takes all data from a node that is down."""
+        """Deletes all data of a node that is down."""
 
     def is_running(self, node_id: int) -> bool: ...
 
     def directory(self, node_id: int) -> Path:
-        """Where the node keeps its data."""
+        """The directory with the node's data."""
 
     def disk(self, node_id: int) -> DisturbedDisk: ...
 
     def shift_clock(self, node_id: int, seconds: float) -> None:
-        """Sets the wall clock of a node off by so much; the monotonic one goes on. 0 undoes it."""
+        """Shifts the wall clock of a node by `seconds`; 0 undoes it. The monotonic clock is not
+        changed."""
 
     def leader(self, topic: str, partition: int) -> int | None:
-        """As most nodes know it, asked past the proxies; None when nobody leads or answers."""
+        """The leader as most nodes know it, asked past the proxies; None if there is none or no
+        answer."""
 
     def leaders(self) -> Mapping[tuple[str, int], int]:
-        """Topic and partition -> leader, of all topics but internal ones that somebody leads."""
+        """The leader of each partition that has one, by topic and number, without internal
+        topics."""
 
     def copies(self) -> Mapping[tuple[str, int], tuple[int, ...]]:
-        """Topic and partition -> the nodes that hold copies of it."""
+        """The nodes with a copy of each partition, by topic and number."""
 
     def controller(self) -> int | None:
         """The node that leads the metadata's consensus, asked past the proxies."""
@@ -190,26 +195,26 @@ class World(Protocol):
 
 @runtime_checkable
 class Parting(Protocol):
-    """A fault that parts the cluster, while it is injected."""
+    """A fault that splits the cluster while it is injected."""
 
     apart: tuple[int, ...]
-    """The nodes that do not see the controller. A partition with most of its copies there cannot
-    be written, though a majority of the nodes is whole."""
+    """The nodes that do not see the controller. A partition with most of its copies there cannot be
+    written, though a majority of the nodes is healthy."""
 
 
 @runtime_checkable
 class Fault(Protocol):
-    """One disturbance. It chooses its target when it is injected, and undoes it when healed."""
+    """One disturbance. It chooses its target when it is injected. Healing undoes it."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def needs(self) -> frozenset[str]:
-        """Abilities of a world without which it cannot be injected."""
+        """Abilities that the world must have for this fault."""
 
     def inject(self, world: World) -> str:
-        """Says in one line what it did."""
+        """Disturbs the world and says in one line what it did."""
 
     def heal(self, world: World) -> None:
-        """Without effect when nothing was injected, or twice."""
+        """Undoes the disturbance. Does nothing if nothing was injected, or on a second call."""

@@ -1,1 +1,1 @@
-"""What disturbs, breaks and runs real nodes on this machine. Never part of a production start."""
+"""Runs, disturbs and breaks real nodes on this machine. A production start never imports it."""

@@ -1,12 +1,12 @@
-"""A disk that fails on demand: the real one, disturbed. (Shell; for fault injection only.)
+"""Shell: a disk that fails on demand: the real one, disturbed. For fault injection only.
 
     slow_sync_s   every sync of a file or directory takes that much longer
     fail_writes   appends, overwrites and truncations end with EIO and change nothing
     fail_syncs    syncs end with EIO; what they should have written is not durable
-    full          what needs more room than was freed since ends with ENOSPC
+    full          operations that need more space than was freed since end with ENOSPC
 
-It also notes what is not durable yet, so that a power cut can be played (`unsynced`). It is used
-only when `chaos_node` is told to; a node that is not under test never sees this code.
+It also notes what is not durable yet, so that a power cut can be simulated (`power_cut`). Only
+nodes that `raftq.chaos.harness` starts use it.
 """
 
 import errno
@@ -22,7 +22,7 @@ from raftq.client.common.types import Buffer
 
 
 class Disturbed(Protocol):
-    """What is wrong at the moment."""
+    """The disturbances at this moment."""
 
     @property
     def slow_sync_s(self) -> float: ...
@@ -35,14 +35,14 @@ class Disturbed(Protocol):
 
 
 class FaultyDisk(RealDisk):
-    """A Disk; `disturbed` is asked before everything that it does."""
+    """A Disk. It calls `disturbed` before every operation."""
 
     def __init__(self, disturbed: Callable[[], Disturbed], unsynced: Unsynced) -> None:
         self.disturbed = disturbed
         self.unsynced = unsynced
         self._room_lock = threading.Lock()
         self._room: int | None = None
-        """Bytes that were freed since the disk became full; None while it is not."""
+        """Bytes that were freed since the disk became full; None while it is not full."""
         self._pause = threading.Event()
 
     def open(self, path: str, create: bool = False) -> File:
@@ -85,14 +85,14 @@ class FaultyDisk(RealDisk):
             room = self._look()
             return free if room is None else min(room, free)
 
-    # What is wrong.
+    # Disturbances.
 
     def check_write(self, doing: str, path: str) -> None:
         if self.disturbed().fail_writes:
             raise storage_error(_error(errno.EIO), doing, path)
 
     def take(self, count: int, doing: str, path: str) -> None:
-        """Room for so many more bytes."""
+        """Takes this many bytes of the free space."""
         with self._room_lock:
             room = self._look()
             if room is None:
@@ -125,7 +125,7 @@ class FaultyDisk(RealDisk):
         try:
             return os.path.getsize(path)
         except OSError:
-            return 0  # what is not there frees nothing, and the operation itself will say so
+            return 0  # a missing file frees nothing, and the operation itself raises
 
 
 class FaultyFile:
@@ -153,7 +153,7 @@ class FaultyFile:
         size = self._file.size
         disk.unsynced.appends(self._name, size)
         self._file.append(buffers)
-        # A sync may have begun meanwhile, and then it need not cover this.
+        # A sync may have begun meanwhile; then it need not cover this change.
         disk.unsynced.appends(self._name, size)
 
     def write_at(self, position: int, data: Buffer) -> None:

@@ -1,15 +1,15 @@
-"""A cluster of real processes on this machine. (Shell.)
+"""Shell: a cluster of real processes on this machine.
 
-For `raftq cluster up`, the demo and tests: each node is its own process with its own settings, log
-and data below one directory, and can be killed, stopped, paused and started again by its id.
+`raftq cluster up`, the demo and tests use it. Each node is its own process with its own settings,
+log and data below one directory. It can be killed, stopped, paused and started again by its id.
 
 Invariants
-- Only processes of this directory are ever signalled, by pid, after looking whether the pid still
-  is that node.
+- Only processes of this directory are ever signalled, by pid, after a check that the pid still
+  belongs to that node.
 - A node keeps its addresses for as long as the object lives, so that others find it again.
 - `close` leaves no process behind: first SIGTERM, after `stop_s` SIGKILL.
 
-It restarts nothing by itself. Calls block and are not made from two threads at once. With
+It restarts nothing by itself. Calls block and must not come from two threads at once. With
 `die_with_parent` a node ends with the thread that started it, so that thread must live on.
 """
 
@@ -38,7 +38,7 @@ KILL_S = 10.0
 POLL_S = 0.02
 COMMAND = (sys.executable, "-m", "raftq.node")
 DISTURBED_COMMAND = (sys.executable, "-m", "raftq.chaos.harness")
-"""A node that obeys the harness; see `__main__.py` beside this file."""
+"""The command of a node that obeys the harness; see `__main__.py` in this directory."""
 _CLASH = "address already in use"
 
 Links = Callable[[Mapping[int, LocalNode]], Mapping[int, Mapping[str, Setting]]]
@@ -46,7 +46,7 @@ Links = Callable[[Mapping[int, LocalNode]], Mapping[int, Mapping[str, Setting]]]
 
 @dataclass(slots=True)
 class _Process:
-    """What is known of one node's process; `child` is None when somebody else started it."""
+    """The process of one node; `child` is None if another process started it."""
 
     child: "subprocess.Popen[bytes] | None" = None
     wanted: bool = False
@@ -69,9 +69,11 @@ class LocalCluster:
         die_with_parent: bool = True,
         stop_s: float = 20.0,
     ) -> None:
-        """`port` is the first native one, else free ones; `settings` go to every node. `links`
-        is told all addresses before a node starts, and gives each node settings of its own: that is
-        how proxies are put between nodes."""
+        """Plans a cluster; nothing starts yet.
+
+        `port` is the first native port; without it free ports are chosen. `settings` go to every
+        node. `links` is called with all addresses before a node starts, and returns settings for
+        each node: this is how proxies are put between nodes."""
         if not 1 <= nodes <= NODES_MAX:
             raise InvalidArgument(f"a local cluster has 1 to {NODES_MAX} nodes, not {nodes}")
         self.files = LocalFiles(os.path.abspath(os.fspath(directory)))
@@ -87,7 +89,9 @@ class LocalCluster:
         self._stop_s = stop_s
         self._processes: dict[int, _Process] = {}
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raftq-starter")
-        self._pause = threading.Event()  # never set: a wait that a signal handler may interrupt
+        self._pause = (
+            threading.Event()
+        )  # never set: its wait can be interrupted by a signal handler
 
     def __enter__(self) -> Self:
         try:
@@ -112,7 +116,7 @@ class LocalCluster:
 
     @property
     def bootstrap(self) -> str:
-        """The native addresses of all nodes, as clients take them."""
+        """The native addresses of all nodes, in the form that clients accept."""
         return ",".join(self.nodes[one].native for one in self.ids)
 
     def addresses(self, node_id: int) -> LocalNode:
@@ -120,7 +124,7 @@ class LocalCluster:
         return self.nodes[node_id]
 
     def pid(self, node_id: int) -> int | None:
-        """Of the running process; None when the node is down."""
+        """The pid of the running process; None if the node is down."""
         node = self.addresses(node_id)
         return node.pid if self.is_running(node_id) else None
 
@@ -132,7 +136,8 @@ class LocalCluster:
         return node_id in self.nodes and self.files.is_running(self.nodes[node_id])
 
     def start(self) -> None:
-        """Starts every node and returns at once. A directory used before keeps its data."""
+        """Starts every node and returns at once. A directory that was used before keeps its
+        data."""
         os.makedirs(self.files.directory, exist_ok=True)
         self.files.make_secret()
         with self.files.lock():
@@ -142,7 +147,7 @@ class LocalCluster:
             self._spawn(node_id)
 
     def wait_ready(self, timeout: float = 30.0) -> None:
-        """Until every started node serves. A port that was taken meanwhile is chosen again."""
+        """Waits until every started node serves. Chooses other ports if one was taken meanwhile."""
         ends_at = _now() + timeout
         for _ in range(START_TRIES_MAX):
             if all(self._wait_one(one, ends_at) for one in self.ids if self._wanted(one)):
@@ -156,14 +161,15 @@ class LocalCluster:
         raise ConfigError(f"no free ports in {START_TRIES_MAX} tries")
 
     def kill(self, node_id: int) -> None:
-        """SIGKILL, and waits until the process is gone."""
+        """Sends SIGKILL and waits until the process is gone."""
         self._check_running(node_id)
         self._process(node_id).wanted = False
         self._signal(node_id, signal.SIGKILL)
         self._wait_gone(node_id, self._stop_s)
 
     def stop(self, node_id: int, timeout: float | None = None) -> None:
-        """SIGTERM: the node hands on what it leads and stops. Raises when it takes too long."""
+        """Sends SIGTERM: the node hands over what it leads and stops. Raises if that takes too
+        long."""
         self._check_running(node_id)
         self._process(node_id).wanted = False
         self._signal(node_id, signal.SIGTERM)
@@ -172,19 +178,18 @@ class LocalCluster:
             raise RequestTimeout(f"node {node_id} does not stop")
 
     def pause(self, node_id: int) -> None:
-        """SIGSTOP: the process stands still, its connections stay open."""
+        """Sends SIGSTOP: the process stops, and its connections stay open."""
         self._check_running(node_id)
         self._signal(node_id, signal.SIGSTOP)
 
     def resume(self, node_id: int) -> None:
-        """SIGCONT; without effect on a node that was not paused."""
+        """Sends SIGCONT. Does nothing if the node was not paused."""
         self._signal(node_id, signal.SIGCONT)
 
     def restart(self, node_id: int, timeout: float | None = 30.0) -> None:
         """Starts a node that is down, with its settings and addresses, and waits until it serves.
 
-        None does not wait.
-        """
+        With a timeout of None it does not wait."""
         if self.is_running(node_id):
             raise InvalidArgument(f"node {node_id} runs already, as process {self.pid(node_id)}")
         self._spawn(node_id)
@@ -192,7 +197,7 @@ class LocalCluster:
             raise InternalError(f"node {node_id}: {self._last_words(node_id)}")
 
     def died(self) -> list[tuple[int, str]]:
-        """Nodes that ended since the last call without being told to, with how they ended."""
+        """Nodes that ended by themselves since the last call, and how they ended."""
         found = []
         for node_id in self.ids:
             process = self._process(node_id)
@@ -202,12 +207,12 @@ class LocalCluster:
         return found
 
     def adopt(self) -> list[int]:
-        """Takes over nodes that another process started again; the ids of the new ones."""
+        """Takes over nodes that another process started again. Returns the ids of the new ones."""
         found = []
         try:
             nodes = self.files.read()
         except InvalidArgument:
-            return []  # somebody took the file away: then nobody started anything
+            return []  # the file was removed, so no other process started anything
         for node_id, node in nodes.items():
             if node_id in self.nodes and node.pid != self.nodes[node_id].pid:
                 if not self.files.is_running(node):
@@ -218,13 +223,13 @@ class LocalCluster:
         return found
 
     def close(self, timeout: float | None = None) -> None:
-        """Ends every node: SIGTERM to all, then SIGKILL to those that stay."""
+        """Ends every node: sends SIGTERM to all, then SIGKILL to those that still run."""
         self.adopt()
         self._end(self._stop_s if timeout is None else timeout)
         self._starter.shutdown()
 
     def _planned(self) -> dict[int, LocalNode]:
-        """The nodes and their addresses: those of the last time where they are free."""
+        """The nodes and their addresses: those of the last start if they are free."""
         known: dict[int, LocalNode] = {}
         if os.path.exists(self.files.cluster):
             known = self.files.read()
@@ -292,15 +297,15 @@ class LocalCluster:
     def _spawn(self, node_id: int) -> None:
         tie = ("--die-with", str(os.getpid())) if self._die_with_parent else ()
         command = (*self._command, *tie)
-        # The kernel ends a tied process with the thread that started it, not with its process: so
-        # one thread starts them all and lives as long as this cluster.
+        # The kernel ends a tied process with the thread that started it, not with its process. So
+        # one thread starts them all, and lives as long as this cluster.
         child = self._starter.submit(spawn_node, self.files, node_id, command, self._env).result()
         self._processes[node_id] = _Process(child=child, wanted=True)
         self.nodes[node_id] = replace(self.nodes[node_id], pid=child.pid)
         self.files.note_pid(node_id, child.pid)
 
     def _wait_one(self, node_id: int, ends_at: float) -> bool:
-        """False when its port was taken; raises when it ended for another reason or is late."""
+        """Returns False if the port was taken. Raises if the node ended otherwise or is late."""
         for _ in _until(ends_at, self._pause):
             facts = self.files.ready_facts(node_id)
             if facts is not None and facts.get("pid") == self.nodes[node_id].pid:
@@ -344,7 +349,7 @@ class LocalCluster:
             for node_id in left:
                 self._process(node_id).wanted = False
                 self._signal(node_id, number)
-                self._signal(node_id, signal.SIGCONT)  # a paused one gets to its end too
+                self._signal(node_id, signal.SIGCONT)  # so that a paused node can end
             ends_at = _now() + patience
             for node_id in left:
                 self._wait_gone(node_id, max(0.0, ends_at - _now()))
@@ -369,12 +374,12 @@ class LocalCluster:
 
 
 def voter_count(nodes: int) -> int:
-    """An even number of voters is no gain: the last node then only follows the metadata."""
+    """The number of voters. It is odd: the last node of an even number is only an observer."""
     return min(nodes - 1 + nodes % 2, VOTERS_MAX)
 
 
 def kill_node(directory: str, node_id: int) -> int:
-    """SIGKILL for a node of a cluster that another process runs; its pid."""
+    """Sends SIGKILL to a node of a cluster that another process runs. Returns its pid."""
     files = LocalFiles(os.path.abspath(directory))
     node = files.node(node_id)
     if node.pid is None or not files.is_running(node):
@@ -386,7 +391,7 @@ def kill_node(directory: str, node_id: int) -> int:
 
 
 def restart_node(directory: str, node_id: int, timeout: float = 30.0) -> LocalNode:
-    """Starts a node again that is down; it outlives this process."""
+    """Starts a node that is down. The node outlives this process."""
     files = LocalFiles(os.path.abspath(directory))
     node = files.node(node_id)
     with files.lock():
@@ -400,7 +405,7 @@ def restart_node(directory: str, node_id: int, timeout: float = 30.0) -> LocalNo
     for _ in _until(_now() + timeout, threading.Event()):
         facts = files.ready_facts(node_id)
         if facts is not None and facts.get("pid") == child.pid:
-            child.returncode = 0  # it outlives this process, and nobody here waits for it
+            child.returncode = 0  # it outlives this process, which does not wait for it
             return node
         if child.poll() is not None:
             raise InternalError(f"node {node_id} ended at its start: {last_words(files, node_id)}")
@@ -410,11 +415,12 @@ def restart_node(directory: str, node_id: int, timeout: float = 30.0) -> LocalNo
 def spawn_node(
     files: LocalFiles, node_id: int, command: Sequence[str], env: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Starts the process of one node, apart from this terminal's signals, its stderr to its log."""
+    """Starts the process of one node. The terminal's signals do not reach it; its stderr goes to
+    its log."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(files.ready(node_id))
     own = ("--config", files.config(node_id), "--ready-file", files.ready(node_id))
-    # Settings of the caller's own environment would reach every node alike.
+    # Settings in the caller's own environment would reach every node.
     usual = {name: text for name, text in os.environ.items() if not name.startswith("RAFTQ_")}
     with open(files.log(node_id), "ab") as log:
         return subprocess.Popen(
@@ -428,7 +434,7 @@ def spawn_node(
 
 
 def last_words(files: LocalFiles, node_id: int) -> str:
-    """The last line of a node's log: why it ended."""
+    """The last line of a node's log, which says why it ended."""
     lines = files.log_tail(node_id).strip().splitlines()
     return lines[-1] if lines else ""
 
@@ -438,7 +444,7 @@ def _now() -> float:
 
 
 def _until(ends_at: float, pause: threading.Event) -> Iterator[None]:
-    """Once at least, then again and again until the time is over."""
+    """Yields once, and then repeatedly until the time is over."""
     yield
     while _now() < ends_at:
         pause.wait(POLL_S)

@@ -1,14 +1,14 @@
-"""The files of a local cluster: who runs where, and how to tell. (Shell.)
+"""Shell: the files of a local cluster: which node runs where.
 
-    DIR/cluster.json   every node with its pid and addresses; replaced as a whole
+    DIR/cluster.json   every node with its pid and addresses; always replaced as a whole
     DIR/cluster.lock   held while cluster.json is read, changed and written again
     DIR/secret         the cluster's secret, readable by its owner only
     DIR/node-N.toml    settings of node N, N.log its stderr, N.ready its addresses once it serves
     DIR/node-N/        its data
 
-Several processes use them: the one that started the cluster, and the commands that kill or restart
-a node of it. A pid counts as a node only while its command line names that node's settings, so that
-a number which the kernel gave to another process is never signalled.
+Several processes use them: the process that started the cluster, and the commands that kill or
+restart a node of it. A pid counts as a node only while its command line names that node's settings.
+So a pid that the kernel has given to another process is never signalled.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ Setting = int | str | bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalNode:
-    """One node as cluster.json tells of it. `pid` is None when it was never started."""
+    """One node as in cluster.json. `pid` is None if it was never started."""
 
     id: int
     pid: int | None
@@ -65,7 +65,7 @@ class LocalFiles:
         return os.path.join(self.directory, "secret")
 
     def read(self) -> dict[int, LocalNode]:
-        """The nodes by id; an InvalidArgument when there is no cluster or its file is damaged."""
+        """The nodes by id. Raises InvalidArgument if there is no cluster or its file is damaged."""
         try:
             with open(self.cluster, "rb") as file:
                 content = file.read(FILE_BYTES_MAX)
@@ -91,7 +91,7 @@ class LocalFiles:
         write_atomically(self.cluster, json.dumps({"nodes": rows}, indent=1) + "\n")
 
     def note_pid(self, node_id: int, pid: int) -> None:
-        """Changes one node and leaves what others wrote meanwhile."""
+        """Changes one node and keeps what other processes wrote meanwhile."""
         with self.lock():
             nodes = self.read()
             nodes[node_id] = replace(nodes[node_id], pid=pid)
@@ -104,7 +104,7 @@ class LocalFiles:
             yield
 
     def make_secret(self) -> None:
-        """A new secret, unless the directory has one already."""
+        """Writes a new secret, unless the directory has one."""
         try:
             descriptor = os.open(self.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
@@ -113,12 +113,13 @@ class LocalFiles:
             file.write(secrets.token_hex(32) + "\n")
 
     def write_config(self, node: LocalNode, settings: Mapping[str, Setting]) -> None:
-        """Dotted names are TOML, and a JSON text, number or flag is a TOML one."""
+        """Writes the settings. Dotted names are TOML, and JSON strings, numbers and flags are,
+        too."""
         lines = [f"{name} = {_toml(value)}\n" for name, value in settings.items()]
         write_atomically(self.config(node.id), "".join(lines))
 
     def ready_facts(self, node_id: int) -> dict[str, Any] | None:
-        """What the node wrote when it was ready; None before."""
+        """What the node wrote when it was ready; None before that."""
         try:
             with open(self.ready(node_id), "rb") as file:
                 facts = json.loads(file.read(FILE_BYTES_MAX))
@@ -138,12 +139,12 @@ class LocalFiles:
             return ""
 
     def is_running(self, node: LocalNode) -> bool:
-        """Whether the pid is alive and is this node, not a stranger that got its number."""
+        """Whether the pid is alive and belongs to this node, not to another process."""
         return node.pid is not None and self.config(node.id) in command_line(node.pid)
 
 
 def command_line(pid: int) -> list[str]:
-    """The arguments of a running process; empty when there is none or it has ended."""
+    """The arguments of a running process; empty if there is none or it has ended."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return [one for one in os.fsdecode(file.read()).split("\0") if one]

@@ -1,13 +1,13 @@
-"""Free ports for processes that are about to start. (Shell.)
+"""Shell: free ports for processes that are about to start.
 
-A port is tried by binding it and is free again when this returns: whoever listens on it must be
-ready to find it taken. Ports come from below the range that the kernel gives to outgoing
-connections: in that range a client that keeps trying to reach a dead node can get the node's own
-port, and the node then cannot come back.
+A port is tried by binding it and is free again when the call returns, so its user must be ready to
+find it taken. Ports come from below the range that the kernel uses for outgoing connections. In
+that range a client that keeps trying to reach a dead node can get the node's own port, and the node
+then cannot start again.
 
-For the same reason a port is not given out twice while its node is not up yet, or down for a while:
-this process claims the latest it gave out, by sockets that have the port's number as a name. Other
-clusters on this machine see the claims; they end with the process.
+For the same reason a port is not given out twice while its node is not up yet, or down for a while.
+This process claims the newest ports by sockets that have the port's number as a name. Other
+clusters on this machine see these claims. They end with the process.
 """
 
 import atexit
@@ -45,9 +45,9 @@ def free_ports(host: str, count: int, rng: random.Random | None = None) -> list[
 
 
 def _claim(port: int) -> bool:
-    """Whether nobody on this machine has given out the port lately."""
+    """Claims the port; says whether no process on this machine has given it out lately."""
     if not sys.platform.startswith("linux"):
-        return True  # other systems have no names for this
+        return True  # other systems have no such names
     one = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         one.bind(f"\0raftq-port-{port}")
@@ -78,10 +78,10 @@ def _bound(host: str, port: int) -> socket.socket | None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     one = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # As listeners do: connections of a dead process that linger do not count.
+        # As listeners do it: lingering connections of a dead process do not count.
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         one.bind((host, port))
-        one.listen(1)  # with SO_REUSEADDR two may bind, but only one may listen
+        one.listen(1)  # with SO_REUSEADDR two sockets may bind, but only one may listen
     except OSError:
         one.close()
         return None

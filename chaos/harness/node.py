@@ -1,14 +1,14 @@
-"""A node under fault injection: what surrounds it can be disturbed from outside. (Shell.)
+"""Shell: a node under fault injection: its disk and its clock can be disturbed from outside.
 
-Only when the environment names a directory in RAFTQ_CHAOS_CONTROL, which no production node has;
-the log says so loudly. The harness writes `node-N.json` there, replacing it as a whole, and the
-node looks at it before each thing it does, so a change takes effect at once and after a restart.
+This needs a directory in RAFTQ_CHAOS_CONTROL, and the log says so loudly. The harness writes
+`node-N.json` there, always as a whole. The node reads it before each operation, so a change takes
+effect at once and after a restart.
 
     {"slow_sync_s": 0.0, "fail_writes": false, "fail_syncs": false, "full": false,
      "clock_s": 0.0, "boot": ""}
 
-What is not durable yet is noted in `node-N.unsynced` (see `unsynced`). `boot` stands for the
-kernel's boot id when set: after a simulated power cut the node must see that it was one.
+Changes that are not durable yet are noted in `node-N.unsynced` (see `power_cut`). `boot` replaces
+the kernel's boot id if it is set: after a simulated power cut the node must see another boot.
 """
 
 import json
@@ -30,7 +30,7 @@ VARIABLE = "RAFTQ_CHAOS_CONTROL"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbances:
-    """What is wrong with the surroundings of one node."""
+    """The disturbances of one node."""
 
     slow_sync_s: float = 0.0
     fail_writes: bool = False
@@ -41,7 +41,8 @@ class Disturbances:
 
 
 class Control:
-    """The node's view of its file: the newest whole content; none disturbs nothing."""
+    """The node's view of its file: the newest complete content. Without a file nothing is
+    disturbed."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -65,7 +66,8 @@ class Control:
 def surroundings(
     environment: Mapping[str, str], node_id: int, wall_ms: Callable[[], int]
 ) -> Surroundings | None:
-    """None unless faults are to be injected into this node."""
+    """The surroundings of a node under fault injection; None if the environment names no
+    directory."""
     directory = environment.get(VARIABLE)
     if not directory:
         return None
@@ -92,5 +94,5 @@ def unsynced_path(directory: str, node_id: int) -> str:
 
 
 def write_control(directory: str, node_id: int, disturbances: Disturbances) -> None:
-    """Of the harness: what is wrong from now on."""
+    """Called by the harness: replaces the disturbances of a node."""
     write_atomically(control_path(directory, node_id), json.dumps(asdict(disturbances)) + "\n")

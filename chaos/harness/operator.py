@@ -1,7 +1,8 @@
-"""One who changes topics of a cluster under faults, and looks at what became of it. (Shell.)
+"""Shell: changes topics of a cluster under faults, and looks at the result.
 
-The controller is asked, past the proxies, because it knows of a change first; any other node when
-it does not answer. Every call has a connection of its own and one attempt per node.
+It asks the controller, past the proxies, because it knows of a change first. If the controller
+cannot be reached, it asks another node. Every call opens its own connection and makes one attempt
+per node.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ R = TypeVar("R", bound=WireMessage)
 
 
 class Asked(Protocol):
-    """The cluster, as far as an operator needs it."""
+    """The part of a cluster that an operator needs."""
 
     @property
     def ids(self) -> tuple[int, ...]: ...
@@ -47,10 +48,10 @@ class Asked(Protocol):
 
 
 class DirectOperator:
-    """An Operator. Calls block, and are made from one thread at a time."""
+    """An Operator. Calls block, and only one thread at a time may call."""
 
     def __init__(self, world: Asked, thread: ThreadPoolExecutor) -> None:
-        """`thread` runs the calls: the caller's may run a loop already."""
+        """`thread` runs the calls, because the caller's thread may already run a loop."""
         self._world = world
         self._thread = thread
         self._controller: int | None = None
@@ -93,7 +94,7 @@ class DirectOperator:
         return self._ask(Metadata(topics))
 
     def _ask(self, request: Request[R]) -> R:
-        """The controller's answer; another node is asked only when that one cannot be reached."""
+        """Asks the controller, and other nodes only if it cannot be reached."""
         failed: RaftqError = ConnectFailed("no node runs")
         for node_id in self._order():
             address = Address.parse(self._world.direct(node_id))

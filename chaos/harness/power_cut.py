@@ -1,23 +1,23 @@
-"""What a power cut would take from the files of a running node, and taking it. (Shell.)
+"""Shell: takes away what a power cut would take from the files of a node.
 
-Before anything is changed, how to undo it is written to a file beside the node's data; a sync
-strikes out what it made durable. The kernel keeps that file when the node is killed, so `lose` can
-bring the data directory back to what was synced.
+Before each change, the node writes to a file beside its data how to undo it. A sync strikes out
+what it made durable. The kernel keeps that file when the node is killed, so `lose` can restore the
+data directory to what was synced.
 
     ["do", n, kind, path, ...]   n undoes a change of `path`; kinds below
-    ["moved", old, new]          a file has another path now; what undoes its changes goes with it
+    ["moved", old, new]          a file has another path now, and so have its undo entries
     ["drop", [n, ...]]           these changes are durable
 
     size    path, bytes              it was appended to: cut it
     bytes   path, position, hex      it was overwritten: write the old bytes
     cut     path, bytes, copy        it was truncated to `bytes`: append the copy
     create  path                     remove it
-    rename  new, old, copy or null   move it back; the copy is what had the new name before
-    remove  path, copy               it comes back
+    rename  new, old, copy or null   move it back; the copy is the former file of the new name
+    remove  path, copy               put the copy back
 
-As on the tests' simulated disk, a file's bytes are durable after its own sync, and names after a
-sync of their directory. Undoing runs backwards over all files, so it passes through states that
-once were. Removing a whole directory counts as durable at once.
+As on the simulated disk of the tests, a file's bytes are durable after its own sync, and names
+after a sync of their directory. The changes of all files are undone in reverse order, so every
+state in between has existed. Removing a whole directory counts as durable at once.
 """
 
 import contextlib
@@ -35,14 +35,15 @@ _NAMES = ("create", "rename", "remove")
 
 
 class Name:
-    """Where a file is now; shared by all who have it open."""
+    """The present path of a file, shared by everything that has it open."""
 
     __slots__ = ("noted", "path")
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.noted = False
-        """Whether an append since the last sync began has been noted: later ones add nothing."""
+        """Whether an append since the start of the last sync has been noted; later appends add
+        nothing."""
 
 
 class Unsynced:
@@ -67,7 +68,7 @@ class Unsynced:
 
     @property
     def count(self) -> int:
-        """Of changes that are not durable."""
+        """The number of changes that are not durable."""
         return len(self._pending)
 
     def close(self) -> None:
@@ -75,7 +76,7 @@ class Unsynced:
             os.close(self._journal)
             self._journal = None
 
-    # What is about to be done.
+    # Changes that are about to happen.
 
     def name(self, path: str) -> Name:
         with self._lock:
@@ -119,7 +120,7 @@ class Unsynced:
                 self._do("remove", path, copy)
 
     def forgets(self, directory: str) -> None:
-        """A whole directory is removed."""
+        """Notes that a whole directory is removed."""
         inside = os.path.abspath(directory) + os.sep
         with self._lock:
             gone = [n for n, change in self._pending.items() if change[1].startswith(inside)]
@@ -127,10 +128,10 @@ class Unsynced:
             for path in [one for one in self._names if one.startswith(inside)]:
                 del self._names[path]
 
-    # What has become durable.
+    # Changes that have become durable.
 
     def sync_begins(self, name: Name) -> list[int]:
-        """What the sync will have made durable when it succeeds."""
+        """The changes that this sync makes durable if it succeeds."""
         with self._lock:
             name.noted = False
             return list(self._by_path.get(name.path, ()))
@@ -143,7 +144,7 @@ class Unsynced:
         with self._lock:
             self._drop([one for one in numbers if one in self._pending])
 
-    # State, changed by events that are written first.
+    # State, changed by events that are written to the file first.
 
     def _do(self, kind: str, *what: Any) -> None:
         self._number += 1
@@ -204,7 +205,7 @@ class Unsynced:
             self._names[new] = name
 
     def _save(self, path: str) -> str | None:
-        """A second name for a file that loses its own, so that it can come back."""
+        """Links a second name to a file that loses its own, so that it can be restored."""
         if not os.path.exists(path):
             return None
         copy = self._copy_path()
@@ -220,7 +221,7 @@ class Unsynced:
             try:
                 event = json.loads(line)
             except ValueError:
-                break  # the process was killed while it wrote this: nothing was changed after it
+                break  # the process was killed while it wrote this line: it changed nothing afterwards
             self._apply(event)
             self._lines += 1
             if event[0] == "do":
@@ -237,10 +238,10 @@ class Unsynced:
         self._journal = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._lines = len(self._pending)
 
-    # Backwards.
+    # Undoing.
 
     def undo(self, tear: Random | None = None) -> int:
-        """Undoes all that is not durable, and says how many changes; see `lose`."""
+        """Undoes everything that is not durable. Returns the number of changes; see `lose`."""
         count = len(self._pending)
         for number in sorted(self._pending, reverse=True):
             kind, path, *what = self._pending[number]
@@ -309,10 +310,9 @@ def _copy_of(change: list[Any]) -> str | None:
 
 
 def lose(directory: str, tear: Random | None = None) -> int:
-    """Takes what was not synced, of a node that is down; how many changes that were.
+    """Takes away what was not synced, of a node that is down. Returns the number of changes.
 
-    With `tear` a part of what was appended to each file stays, and ends in garbage.
-    """
+    With `tear` a part of what was appended to each file stays, and ends in garbage."""
     if not os.path.isdir(directory):
         return 0
     unsynced = Unsynced(directory)

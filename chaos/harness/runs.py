@@ -1,10 +1,10 @@
-"""Runs scenarios against clusters of real processes and keeps what is worth keeping. (Shell.)
+"""Shell: runs scenarios against clusters of real processes and keeps their results.
 
-A run has a directory of its own:
+Every run has its own directory:
 
     report.md, timeline.svg    always
-    history.jsonl              what clients did and were told; kept when the run failed
-    cluster/                   logs and data of the nodes; kept when the run failed
+    history.jsonl              what clients did and saw; kept if the run failed
+    cluster/                   logs and data of the nodes; kept if the run failed
 
 Each run starts a new cluster, and leaves no process behind.
 """
@@ -41,12 +41,12 @@ class Result:
     verdict: Verdict
     seconds: float
     detail: str
-    """The first anomaly, or why it was skipped."""
+    """The first anomaly, or the reason for skipping."""
     facts: dict[str, str]
 
 
 def possible() -> frozenset[str]:
-    """What the worlds of this machine can do."""
+    """The abilities of the worlds on this machine."""
     return ProxiedCluster(Path(".chaos")).abilities
 
 
@@ -58,9 +58,9 @@ def run_all(
     command: str,
     jobs: int = 1,
 ) -> list[Result]:
-    """`jobs` at a time, each in a process of its own when there are several.
+    """Runs scenarios, `jobs` at a time, each in its own process if there are several.
 
-    The summary is written anew after each run, so that it is never lost."""
+    It writes the summary again after each run, so that it is never lost."""
     results: list[Result] = []
     for result in _each(scenarios, seed, directory, say, command, jobs):
         results.append(result)
@@ -89,13 +89,13 @@ def _each(
 def _run_apart(
     scenario: Scenario, seed: int, directory: Path, command: str
 ) -> tuple[Result, list[str]]:
-    """In a process of its own: what it has to say is told when it is over, in one piece."""
+    """Runs in its own process and returns all output at the end, in one piece."""
     told: list[str] = []
     return run_one(scenario, seed, directory, told.append, command), told
 
 
 def log_to(directory: Path) -> None:
-    """What the clients log goes to a file: under faults it is much, and says little."""
+    """Sends the log of the clients to a file: under faults it is long and says little."""
     logging.basicConfig(
         filename=directory / "chaos.log",
         level=logging.INFO,
@@ -104,7 +104,7 @@ def log_to(directory: Path) -> None:
 
 
 def run_one(scenario: Scenario, seed: int, directory: Path, say: Say, command: str) -> Result:
-    """`command` is told in the report; {name} and {seed} in it are replaced."""
+    """Runs one scenario. `command` is for the report; {name} and {seed} in it are replaced."""
     where = directory / f"{scenario.name}-{seed}"
     shutil.rmtree(where, ignore_errors=True)
     began = _now()

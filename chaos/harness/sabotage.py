@@ -1,17 +1,16 @@
-"""Breaks one promise of this node, so that those who judge clusters can be judged. (Shell.)
+"""Shell: breaks a promise of this node on purpose, to check that the checkers find it.
 
-Only when the environment names promises in RAFTQ_SABOTAGE, which no production node has; the log
-says so loudly. A chaos harness that does not notice is worth nothing: each of these has to be
-caught by its checkers within one run.
+RAFTQ_SABOTAGE names the promises; a production node does not read it. The log says so loudly. The
+checkers must find each of these within one run:
 
-    ack-before-replication    the leader answers "all have it" when it has it itself
-    skip-epoch-fence          a copy is believed as far as it reaches, whichever epoch wrote it
-    forget-dedup-on-failover  a new leader does not know what producers have sent before
-    drop-ledger-on-failover   a new leader does not know what was leased and settled before
-    deliver-early             delayed records come one tick too early
+    ack-before-replication    the leader acknowledges records before others have them
+    skip-epoch-fence          a copy counts up to its end, whichever epoch wrote it
+    forget-dedup-on-failover  a new leader forgets what producers have sent before
+    drop-ledger-on-failover   a new leader forgets what was leased and settled before
+    deliver-early             delayed records are delivered one tick too early
     skip-crc                  damaged batches count as sound
 
-Methods are replaced from here, before the node starts, so that no product code knows of it.
+This module replaces methods before the node starts, so that no product code knows of it.
 """
 
 import logging
@@ -38,7 +37,7 @@ TICK_MS = 10
 
 
 def break_promises(names: str) -> None:
-    """Break all that are named, with commas between them."""
+    """Breaks the promises with these names, which are separated by commas."""
     for name in filter(None, (one.strip() for one in names.split(","))):
         if name not in SABOTAGES:
             raise ConfigError(f"{VARIABLE}: {name!r} is none of {', '.join(SABOTAGES)}")

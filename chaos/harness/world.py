@@ -1,15 +1,15 @@
-"""A cluster of real processes that faults can be injected into. (Shell.)
+"""Shell: a cluster of real processes that faults can disturb.
 
     client ──> proxy 0-to-N ──> node N <── proxy M-to-N (native) <── node M
                                        <── proxy M-to-N (raft)   <──
 
-Every link has a proxy of its own in one toxiproxy: nodes are told per-pair routes to each other,
-and clients are told the addresses of the client proxies, in the bootstrap and in the metadata. So
-nobody goes past a proxy but checks, by `direct` and `http`. Without toxiproxy the nodes are linked
-directly and `abilities` says so.
+Every link has its own proxy in one toxiproxy. Nodes get a route to each other node, and clients get
+the addresses of the client proxies, in the bootstrap and in the metadata. So only checks go past
+the proxies, by `direct` and `http`. Without toxiproxy the nodes are linked directly, and
+`abilities` says so.
 
-Nodes run on a disk and with a wall clock that can be disturbed (`chaos_node`), by a control file
-per node.
+The disk and the wall clock of a node can be disturbed by a control file
+(`raftq.chaos.harness.node`).
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class ProxiedCluster:
         env: Mapping[str, str] | None = None,
         proxied: bool = True,
     ) -> None:
-        """`settings` and `env` go to every node; not `proxied` leaves out toxiproxy."""
+        """`settings` and `env` go to every node. Without `proxied` there is no toxiproxy."""
         self.rng = Random(seed)
         self._directory = Path(directory).absolute()
         self._program = find_toxiproxy() if proxied else None
@@ -106,7 +106,7 @@ class ProxiedCluster:
         self.close()
 
     def close(self) -> None:
-        """Ends all processes; links are healed first, so that nodes can hand on what they lead."""
+        """Ends all processes. Heals the links first, so that nodes can hand over what they lead."""
         try:
             if self._toxiproxy is not None:
                 self._toxiproxy.heal()
@@ -116,7 +116,7 @@ class ProxiedCluster:
                 self._toxiproxy.close()
             self._asking.shutdown()
 
-    # What a World tells.
+    # Properties of a World.
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -128,7 +128,7 @@ class ProxiedCluster:
 
     @property
     def abilities(self) -> frozenset[str]:
-        """Known before it is started, too."""
+        """Known before the start, too."""
         return frozenset({CLOCK} if self._program is None else {CLOCK, TOXIPROXY})
 
     @property
@@ -154,7 +154,7 @@ class ProxiedCluster:
         return self.cluster.is_running(node_id)
 
     def died(self) -> list[tuple[int, str]]:
-        """Nodes that ended since the last call without being told to, with how they ended."""
+        """Nodes that ended by themselves since the last call, and how they ended."""
         return self.cluster.died()
 
     def leaders(self) -> dict[tuple[str, int], int]:
@@ -186,7 +186,7 @@ class ProxiedCluster:
         told = Counter(one.controller for one in self._ask_all() if one.controller is not None)
         return told.most_common(1)[0][0] if told else None
 
-    # What a World does.
+    # Actions of a World.
 
     def kill(self, node_id: int) -> None:
         if self.is_running(node_id):
@@ -204,7 +204,8 @@ class ProxiedCluster:
             self.cluster.stop(node_id)
 
     def restart(self, node_id: int) -> None:
-        """A node serves only when a majority of voters does: without one there is no waiting."""
+        """Starts a node. It serves only if a majority of voters runs; without one this does not
+        wait."""
         if self.is_running(node_id):
             return
         voters = self.ids[: voter_count(len(self.ids))]
@@ -216,7 +217,7 @@ class ProxiedCluster:
             logger.warning("node=%d was started, and does not serve yet: %s", node_id, error)
 
     def wait_ready(self, timeout: float = 30.0) -> None:
-        """Until every node that was started serves."""
+        """Waits until every started node serves."""
         self.cluster.wait_ready(timeout)
 
     def wipe(self, node_id: int) -> None:
@@ -234,7 +235,7 @@ class ProxiedCluster:
     # Links.
 
     def _routes(self, nodes: Mapping[int, LocalNode]) -> dict[int, dict[str, Setting]]:
-        """Settings of each node that lead everything through a proxy of its own."""
+        """The settings of each node that lead each of its links through a proxy."""
         toxiproxy = self._toxiproxy
         if toxiproxy is None:
             return {}
@@ -269,14 +270,14 @@ class ProxiedCluster:
             for target, address in targets.items()
         }
 
-    # Questions.
+    # Requests.
 
     def _ask_all(self) -> list[MetadataReply]:
         running = [self.direct(one) for one in self.ids if self.is_running(one)]
         return self._asked(_ask_each(running))
 
     def _asked(self, work: Coroutine[Any, Any, R]) -> R:
-        """In a thread of its own: the caller's may run a loop already."""
+        """Runs a request in another thread: the caller's may already run a loop."""
         return self._asking.submit(asyncio.run, work).result()
 
 
@@ -322,7 +323,7 @@ class NodeDisk:
             raise InvalidArgument(f"node {self._node_id} runs: kill it before the power is cut")
         count = lose(unsynced_path(self._control, self._node_id), tear)
         logger.info("node=%d loses %d changes that were not synced", self._node_id, count)
-        # It must see that more than its process has ended.
+        # The node must see that more than its process has ended.
         self.set(boot=f"chaos-{self._world.rng.getrandbits(64):016x}")
 
 
@@ -331,7 +332,7 @@ def _table(addresses: Mapping[int, str]) -> str:
 
 
 async def _ask_each(addresses: Iterable[str]) -> list[MetadataReply]:
-    """The answers of those that answer in time."""
+    """The answers of the nodes that answer in time."""
     answers = await asyncio.gather(*(_ask(one) for one in addresses))
     return [one for one in answers if one is not None]
 

@@ -1,4 +1,4 @@
-"""All scenarios, in the order of the list of faults; each module has those of one kind. (Data.)"""
+"""Data: all scenarios, in the order of the list of faults. Each module has those of one kind."""
 
 from raftq.chaos.scenario import Scenario
 from raftq.chaos.scenarios.clients import CLIENTS

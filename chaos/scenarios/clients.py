@@ -1,4 +1,4 @@
-"""Workers and members that die, are late, fail and come and go; delays across failovers. (Data.)"""
+"""Data: workers and members that die, are late, fail, join and leave; delays across failovers."""
 
 from raftq.chaos.faults.letters import KillCoordinator, LettersRefused
 from raftq.chaos.faults.processes import Kill, Pause

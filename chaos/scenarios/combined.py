@@ -1,4 +1,4 @@
-"""Several faults at once, under several workloads. (Data.)"""
+"""Data: several faults at once, under several workloads."""
 
 from raftq.chaos.faults.disk import BadDisk, PowerCut
 from raftq.chaos.faults.network import Isolate, OneWay

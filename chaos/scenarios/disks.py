@@ -1,4 +1,4 @@
-"""Disks and files that lose, damage, fill up and fail; clocks that are wrong. (Data.)"""
+"""Data: disks and files that lose data, are damaged, full or failing; clocks that are wrong."""
 
 from raftq.chaos.faults.clock import ClockBump, ClockStrobe
 from raftq.chaos.faults.disk import BadDisk, PowerCut

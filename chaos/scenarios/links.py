@@ -1,4 +1,4 @@
-"""Links that are cut, slow, sliced and reset. (Data.)"""
+"""Data: links that are cut, slow, sliced and reset."""
 
 from raftq.chaos.faults.network import (
     Bridge,

@@ -1,7 +1,7 @@
-"""Workloads and promises that scenarios share. (Data.)
+"""Data: workloads and promises that scenarios share.
 
-Where a majority is healthy there is progress: at least 20 operations per second in every 10 s, and
-something is answered within 5 s after a single fault.
+With a healthy majority there is progress: at least 20 operations per second in every 10 s, and an
+answer within 5 s after a single fault.
 """
 
 from dataclasses import replace
@@ -17,23 +17,23 @@ from raftq.chaos.workloads.queues import QueueWorkload
 from raftq.chaos.workloads.streams import StreamWorkload
 
 GAP_S = 5.0
-"""The bar for the longest time without an acknowledged record after a single fault."""
+"""The limit for the longest time without an acknowledged record after a single fault."""
 PROGRESS = Rules(progress_min=20.0, recovery_s=GAP_S)
 SLOW = Rules(progress_min=3.0, recovery_s=GAP_S)
-"""Where every message is late, there is less progress."""
+"""If every message is late, there is less progress."""
 SAFETY = Rules()
-"""Where no majority is left, nothing is promised but that nothing is lost."""
+"""Without a majority only safety is promised: nothing is lost."""
 PUNCTUAL = Rules(progress_min=20.0, recovery_s=GAP_S, max_deliveries=100, late_s=GAP_S)
-"""Of delayed records: the topic allows a hundred attempts."""
+"""For delayed records: the topic allows a hundred attempts."""
 WRONG_CLOCKS = Rules(
     progress_min=20.0, recovery_s=GAP_S, max_deliveries=100, skew_s=4000.0, early_s=0.25
 )
-"""What nodes say about times is wrong by an hour; how early a record came is told by clients."""
+"""The times of nodes are wrong by an hour. Whether a record came too early is judged by clients."""
 WRONG_CLOCKS_OF_QUEUES = replace(WRONG_CLOCKS, max_deliveries=3)
 SYNCED = {"fsync": "always"}
 SMALL_SEGMENTS = {"segment_bytes": 4096}
 CARELESS = Habits(lease_s=2.0, hold=25, late=10)
-"""Many workers forget what they hold, or speak when it is too late."""
+"""Many workers forget their records, or settle them too late."""
 
 
 def appends() -> list[Workload]:
@@ -41,7 +41,7 @@ def appends() -> list[Workload]:
 
 
 def few_appends() -> list[Workload]:
-    """So few that hardly ever one is under way when a fault comes."""
+    """So few records that hardly any is in flight when a fault comes."""
     return [Appends(producers=1, per_second=6.0)]
 
 
@@ -50,7 +50,7 @@ def appends_in_small_segments() -> list[Workload]:
 
 
 def durable_appends() -> list[Workload]:
-    """Synced before they are acknowledged: that is what survives a power cut of all nodes."""
+    """Records are synced before they are acknowledged, so they survive a power cut of all nodes."""
     return [Appends(config=SYNCED)]
 
 
@@ -71,8 +71,9 @@ def appends_of_many_partitions() -> list[Workload]:
 
 
 def appends_with_tails() -> list[Workload]:
-    """Some producers wait for leaders only: what they send stays behind when a leader is replaced.
-    Of the second topic nothing is promised, as all nodes lose power; it keeps the syncs busy."""
+    """Some producers wait for leaders only, so a replaced leader has records that others lack.
+
+    Nothing is promised for the second topic, as all nodes lose power; it keeps the syncs busy."""
     return [
         Appends("appends-always", hasty=2, config=SYNCED),
         Appends("appends-interval", producers=0, hasty=2, readers=0),
@@ -100,7 +101,7 @@ def changes() -> list[Workload]:
 
 
 def everything() -> list[Workload]:
-    """All that has the same rules."""
+    """All workloads that have the same rules."""
     return [
         Appends(per_second=20.0),
         StreamWorkload(per_second=15.0),

@@ -1,4 +1,4 @@
-"""Copies that are moved, let in and cut back while something else goes wrong. (Data.)"""
+"""Data: copies that are moved, added and removed while another fault is present."""
 
 from raftq.chaos.faults.changes import MoveAway, MoveToAndFro
 from raftq.chaos.faults.disk import BadDisk, PowerCut

@@ -1,4 +1,4 @@
-"""Nodes that are killed, stopped and paused. (Data.)"""
+"""Data: nodes that are killed, stopped and paused."""
 
 from raftq.chaos.faults.processes import Kill, KillMany, Pause, RollingRestart, Wipe
 from raftq.chaos.scenario import Scenario, Step
