@@ -124,7 +124,7 @@ class _Sink(asyncio.BufferedProtocol):
         self.answer()
 
     def answer(self) -> None:
-        done = min((one.answers for one in self._followers), default=self._taken)
+        done = min((follower.answers for follower in self._followers), default=self._taken)
         done = min(done, self._taken)
         if done > self._answered:
             self._transport.write(b"\0" * (done - self._answered))

@@ -98,7 +98,9 @@ class Writers:
         number = 0
         while not self._stop.is_set():
             numbers = range(number, number + BULK_RECORDS)
-            values = [MARK.pack(BULK, partition, one).ljust(VALUE_BYTES, b".") for one in numbers]
+            values = [
+                MARK.pack(BULK, partition, number).ljust(VALUE_BYTES, b".") for number in numbers
+            ]
             try:
                 await (await producer.send_many(self._topic, values, partition=partition))
             except RaftqError as error:
@@ -187,8 +189,8 @@ def read_back(bootstrap: str, topic: str) -> dict[tuple[int, int], list[int]]:
     """The numbers of every writer in every partition, in the order of the log."""
     found: dict[tuple[int, int], list[int]] = {}
     with Admin(bootstrap) as admin:
-        ends = {one.partition: one.high_watermark or 0
-                for one in admin.describe_topic(topic).partitions}  # fmt: skip
+        ends = {partition.partition: partition.high_watermark or 0
+                for partition in admin.describe_topic(topic).partitions}  # fmt: skip
     with Consumer(bootstrap) as consumer:
         for partition, end in ends.items():
             consumer.assign([(topic, partition)])

@@ -141,7 +141,7 @@ def measure_rest(settings: ClusterSettings) -> list[Result]:
         port = stack.enter_context(bare_nodes(found.directory, NODES))
         topic = found.create("rest", 1, NODES)
         with Admin(found.bootstrap) as admin:
-            node = next(one for one in admin.nodes() if one.http_port)
+            node = next(node for node in admin.nodes() if node.http_port)
         rest = RestClient(node.host, node.http_port, topic)
         stack.callback(rest.close)
         both = _in_turns(found, Timed(one_by_one(rest.publish, samples)), samples, port)

@@ -58,7 +58,7 @@ def measure(settings: ClusterSettings) -> list[Result]:
 def _idle(found: Target, local: LocalCluster) -> tuple[dict[int, float], float]:
     """The share of a core that each node takes when nobody asks for anything."""
     time.sleep(SETTLE_S if not found.settings.quick else 0.5)
-    pids = {one: local.pid(one) for one in local.ids}
+    pids = {node_id: local.pid(node_id) for node_id in local.ids}
     before = {one: cpu_seconds(pid) for one, pid in pids.items() if pid is not None}
     start = time.perf_counter()
     time.sleep(found.settings.seconds)
@@ -98,8 +98,8 @@ def _what_is_missing(admin: Admin, topics: Sequence[str]) -> str:
     if status.controller is None or status.leaderless:
         return f"controller {status.controller}, {status.leaderless} without leader"
     for topic in topics:
-        silent = [one for one in admin.describe_topic(topic).partitions
-                  if one.high_watermark is None]  # fmt: skip
+        silent = [partition for partition in admin.describe_topic(topic).partitions
+                  if partition.high_watermark is None]  # fmt: skip
         if silent:
             return f"{len(silent)} leaders of {topic} do not answer"
     return ""
@@ -129,7 +129,7 @@ async def _until_known(link: Connection, topic: str) -> float:
     async with asyncio.timeout(CHANGE_S_LIMIT):
         while True:
             reply = await link.request(Metadata((topic,)))
-            if all(not one.error and one.partitions for one in reply.message.topics):
+            if all(not topic.error and topic.partitions for topic in reply.message.topics):
                 return time.perf_counter()
 
 

@@ -72,7 +72,7 @@ class Target:
         """Processor time of all nodes so far."""
         if self.local is None:
             return None
-        pids = [self.local.pid(one) for one in self.local.ids]
+        pids = [self.local.pid(node_id) for node_id in self.local.ids]
         return sum(cpu_seconds(pid) for pid in pids if pid is not None)
 
 

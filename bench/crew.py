@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from raftq.client.common.errors import InternalError
@@ -90,12 +89,7 @@ class Crew:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def all_do(self, verb: str, **facts: Any) -> list[dict[str, Any]]:
@@ -130,14 +124,14 @@ class CrewSide(Side):
         answers = self._crew.all_do(self._verb, seconds=seconds, **self._facts)
         taken = time.perf_counter() - start
         self.answers.append(answers)
-        return sum(int(one["count"]) for one in answers), taken
+        return sum(int(answer["count"]) for answer in answers), taken
 
     def last_count(self) -> int:
-        return sum(int(one["count"]) for one in self.answers[-1])
+        return sum(int(answer["count"]) for answer in self.answers[-1])
 
     def cpu_us(self) -> float:
         """Of the crew per operation, in all slices."""
-        every = [one for answers in self.answers for one in answers]
+        every = [answer for answers in self.answers for answer in answers]
         cpu_s: float = sum(one["cpu_s"] for one in every)
         count: int = sum(one["count"] for one in every)
         return cpu_s / max(1, count) * 1e6

@@ -270,7 +270,7 @@ def measure_crowd(settings: ClusterSettings) -> list[Result]:
         for at, hand in enumerate(group.hands):
             hand.order("join", first=at * share, count=share, over_s=over_s)
         joins = [hand.answer() for hand in group.hands]
-        began, ended = min(one["began"] for one in joins), max(one["ended"] for one in joins)
+        began, ended = min(join["began"] for join in joins), max(join["ended"] for join in joins)
         seconds = group.settle(members) - began
     bar = Bar("value", CROWD_S_MAX, at_most=True)
     return [

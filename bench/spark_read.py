@@ -79,7 +79,7 @@ def measure(settings: ClusterSettings) -> list[Result]:
             _groups(settings, reads),
             _count(settings, reads),
         ]
-        measured_s = sum(one.measured_s for one in results)
+        measured_s = sum(result.measured_s for result in results)
         return [*results, memory_result(settings.base, "read", found, measured_s)]
 
 

@@ -64,19 +64,19 @@ class Field:
         jvm, workers = spark_processes(below(os.getpid(), all_processes()))
         # Python processes that have ended, as idle ones do, are children of the JVM or of others.
         python_s = sum(one.waited_s for one in jvm)
-        python_s += sum(one.cpu_s + one.waited_s for one in workers)
+        python_s += sum(worker.cpu_s + worker.waited_s for worker in workers)
         return sum(one.cpu_s for one in jvm), python_s, self.target.cpu_s() or 0.0
 
     def worker_peak_mb(self) -> float:
         """The most memory that any of Spark's Python processes has had so far."""
         _, workers = spark_processes(below(os.getpid(), all_processes()))
-        self.peak_mb = max(self.peak_mb, *(peak_mb(one.pid) for one in workers), 0.0)
+        self.peak_mb = max(self.peak_mb, *(peak_mb(worker.pid) for worker in workers), 0.0)
         return self.peak_mb
 
 
 def spark_processes(ours: Sequence[Seen]) -> tuple[list[Seen], list[Seen]]:
     """The JVM, and the Python processes below it."""
-    jvm = [one for one in ours if one.name == "java"]
+    jvm = [our for our in ours if our.name == "java"]
     return jvm, [one for parent in jvm for one in below(parent.pid, ours)]
 
 

@@ -72,7 +72,7 @@ def batch_of(told: Mapping[str, Any]) -> Batch:
 def sustained(batches: Sequence[Batch]) -> tuple[int, float]:
     """Rows and seconds without the first micro-batch, which starts the query up, and without the
     last, which is what was left."""
-    with_rows = [one for one in batches if one.rows]
+    with_rows = [batch for batch in batches if batch.rows]
     counted = with_rows[1:-1]
     if not counted:
         raise InternalError(f"{len(with_rows)} micro-batches are too few to measure: more data")
@@ -101,7 +101,7 @@ class StreamSide(SparkSide):
         query.awaitTermination()
         shutil.rmtree(checkpoint)
         self.batches = [batch_of(one) for one in query.recentProgress]
-        seen = sum(one.rows for one in self.batches)
+        seen = sum(batch.rows for batch in self.batches)
         if seen != self._rows:
             raise InternalError(f"{seen:,} of {self._rows:,} rows came through the stream")
         return self._rows, *sustained(self.batches)
@@ -160,7 +160,7 @@ def measure_trickle(settings: ClusterSettings) -> list[Result]:
         with _trickle(found, topic):
             ours = _watch(found, settings.base.seconds, stream_of(found, topic))
         beside = _watch(found, settings.base.seconds, rate.load())
-        times = sorted(one.seconds for one in ours)
+        times = sorted(our.seconds for our in ours)
         others = sorted(one.seconds for one in beside)
         return [
             Result(
@@ -232,4 +232,4 @@ def counted(seen: Mapping[int, Batch]) -> list[Batch]:
 
 
 def _enough(batches: Sequence[Batch], seconds: float) -> bool:
-    return sum(one.seconds for one in batches) >= seconds
+    return sum(batch.seconds for batch in batches) >= seconds

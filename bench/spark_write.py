@@ -75,7 +75,7 @@ class _Writes:
     def check(self) -> None:
         """Every row is in the topic, once."""
         with Consumer(self._field.target.bootstrap) as consumer:
-            keys = [(self.topic, one) for one in range(PARTITIONS)]
+            keys = [(self.topic, number) for number in range(PARTITIONS)]
             consumer.assign(keys)
             ends = []
             for key in keys:

@@ -103,8 +103,8 @@ class Failover:
         gone = self._clock()
         while self._clock() - gone < ANSWER_S:
             firsts = [self._first(number, gone) for number in led]
-            if all(one is not None for one in firsts):
-                return max(one for one in firsts if one is not None) - began
+            if all(first is not None for first in firsts):
+                return max(first for first in firsts if first is not None) - began
             await sleep(SEND_S)
         return ANSWER_S
 
@@ -129,11 +129,11 @@ class Failover:
                     leader = part.leader
                     if leader and (leader == controller) == (victim == "controller"):
                         await sleep(0.3)
-                        return leader, [one.partition for one in parts if one.leader == leader]
+                        return leader, [part.partition for part in parts if part.leader == leader]
 
     async def _do(self, action: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._hand, action)
 
 
 def _whole(parts: tuple[PartitionDescription, ...]) -> bool:
-    return all(one.leader is not None and len(one.isr) == len(one.replicas) for one in parts)
+    return all(part.leader is not None and len(part.isr) == len(part.replicas) for part in parts)

@@ -24,9 +24,9 @@ Key = tuple[str, PartitionKey]
 def check_stores(history: History) -> Iterator[Anomaly]:
     """A stored position is a register: a read returns the newest value that is certainly stored."""
     stores: dict[Key, list[Store]] = {}
-    for one in history.of(Store):
-        if one.may_have_happened:
-            stores.setdefault((one.group, one.partition_key), []).append(one)
+    for store in history.of(Store):
+        if store.may_have_happened:
+            stores.setdefault((store.group, store.partition_key), []).append(store)
     claims: dict[Key, list[Recall]] = {}
     for read in history.of(Recall):
         if read.status == "ok":
@@ -42,22 +42,22 @@ def check_stores(history: History) -> Iterator[Anomaly]:
 
 def _check_recall(read: Recall, stores: list[Store]) -> Iterator[Anomaly]:
     # Everything that had certainly happened when the read began, newest first.
-    done = [one for one in stores if one.over <= read.at]
+    done = [store for store in stores if store.over <= read.at]
     newest_began = max((one.at for one in done), default=-inf)
     # A member claims before it stores, so positions stored by older owners are older, too.
     newest_epoch = max((one.owner_epoch for one in done), default=-1)
     legal = {
-        one.offset
-        for one in stores
-        if one.at <= (read.ended or inf)
-        and one.over >= newest_began
-        and not 0 <= one.owner_epoch < newest_epoch
+        store.offset
+        for store in stores
+        if store.at <= (read.ended or inf)
+        and store.over >= newest_began
+        and not 0 <= store.owner_epoch < newest_epoch
     }
     if not done:
         legal.add(-1)
     if read.offset in legal:
         return
-    if read.offset == -1 or any(one.offset == read.offset for one in stores):
+    if read.offset == -1 or any(store.offset == read.offset for store in stores):
         yield Anomaly("went back", f"{read}, though {max(done, key=lambda one: one.at)}")
     else:
         yield Anomaly("never stored", f"{read} of {[one.offset for one in stores]}")
@@ -66,8 +66,8 @@ def _check_recall(read: Recall, stores: list[Store]) -> Iterator[Anomaly]:
 def check_owners(history: History, skew_s: float = 0.0) -> Iterator[Anomaly]:
     """Each partition has one owner per generation, and is revoked before it is assigned again."""
     owners: dict[Key, list[OwnedSpan]] = {}
-    for one in history.of(OwnedSpan):
-        owners.setdefault((one.group, one.partition_key), []).append(one)
+    for span in history.of(OwnedSpan):
+        owners.setdefault((span.group, span.partition_key), []).append(span)
     for held in owners.values():
         held.sort(key=lambda one: (one.at, one.owner_epoch))
         epochs: dict[int, OwnedSpan] = {}
@@ -92,20 +92,24 @@ def check_receives(history: History, final: Final) -> Iterator[Anomaly]:
     kept = {partition_key: dict(rows) for partition_key, rows in final.logs.items()}
     seen: dict[Key, set[int]] = {}
     position: dict[tuple[Key, str], int] = {}
-    for one in history.operations:
-        if isinstance(one, Receive):
-            key = (one.group, one.partition_key)
-            if one.offset <= position.get((key, one.client), -1):
-                yield Anomaly("went back", f"{one} after {position[key, one.client]}")
-            position[key, one.client] = one.offset
-            yield from _missing(one, kept.get(one.partition_key, {}), seen.setdefault(key, set()))
-            seen[key].add(one.offset)
-        elif isinstance(one, Store):
-            key = (one.group, one.partition_key)
-            yield from _missing(one, kept.get(one.partition_key, {}), seen.setdefault(key, set()))
-        elif isinstance(one, OwnedSpan):
+    for operation in history.operations:
+        if isinstance(operation, Receive):
+            key = (operation.group, operation.partition_key)
+            if operation.offset <= position.get((key, operation.client), -1):
+                yield Anomaly("went back", f"{operation} after {position[key, operation.client]}")
+            position[key, operation.client] = operation.offset
+            yield from _missing(
+                operation, kept.get(operation.partition_key, {}), seen.setdefault(key, set())
+            )
+            seen[key].add(operation.offset)
+        elif isinstance(operation, Store):
+            key = (operation.group, operation.partition_key)
+            yield from _missing(
+                operation, kept.get(operation.partition_key, {}), seen.setdefault(key, set())
+            )
+        elif isinstance(operation, OwnedSpan):
             position.pop(
-                ((one.group, one.partition_key), one.client), None
+                ((operation.group, operation.partition_key), operation.client), None
             )  # the member starts again
     yield from _unread(final, seen)
 

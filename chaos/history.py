@@ -227,7 +227,7 @@ class Final:
         ]
         return {
             "logs": logs,
-            "letters": [asdict(one) for one in self.letters],
+            "letters": [asdict(letter) for letter in self.letters],
             "drained": self.drained,
             "read": self.read,
             "copies": copies,
@@ -273,22 +273,22 @@ class History:
         """Called when an operation of this history has ended. A journal writes it down then."""
 
     def of(self, kind: type[Op]) -> Iterator[Op]:
-        return (one for one in self.operations if isinstance(one, kind))
+        return (operation for operation in self.operations if isinstance(operation, kind))
 
     def counts(self) -> dict[str, int]:
         """How many operations of each kind there are, calls by outcome, for reports."""
         found: dict[str, int] = {}
-        for one in self.operations:
-            name = _NAMES[type(one)]
-            if isinstance(one, SettleEvent):
-                name = one.verb
-            if isinstance(one, HistoryCall):
-                name += f" {one.status}"
+        for operation in self.operations:
+            name = _NAMES[type(operation)]
+            if isinstance(operation, SettleEvent):
+                name = operation.verb
+            if isinstance(operation, HistoryCall):
+                name += f" {operation.status}"
             found[name] = found.get(name, 0) + 1
         return dict(sorted(found.items()))
 
     def to_json(self) -> list[dict[str, Any]]:
-        return [to_row(one) for one in self.operations]
+        return [to_row(operation) for operation in self.operations]
 
     @classmethod
     def from_json(cls, rows: Iterable[Mapping[str, Any]]) -> "History":

@@ -10,7 +10,6 @@ line, as after a kill, is read up to there.
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from raftq.chaos.history import Final, History, Op, Operation, from_row, to_row
@@ -32,12 +31,7 @@ class HistoryJournal(History):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def add(self, operation: Op) -> Op:

@@ -38,10 +38,10 @@ from raftq.client.common.types import PartitionKey
 def check_order(history: History, final: Final) -> Iterator[Anomaly]:
     """In every partition and lane, the records of a client are in the order of sending."""
     sent = {
-        (one.topic, one.value): one
-        for one in history.of(Publish)
+        (sent.topic, sent.value): sent
+        for sent in history.of(Publish)
         # A record of unknown outcome may be appended after records that its client sent later.
-        if one.number >= 0 and one.status == "ok" and not one.deliver_at
+        if sent.number >= 0 and sent.status == "ok" and not sent.deliver_at
     }
     for partition_key, rows in final.logs.items():
         newest: dict[tuple[str, int], Publish] = {}
@@ -66,42 +66,47 @@ def check_offsets(history: History, final: Final) -> Iterator[Anomaly]:
         for offset, value in rows
     }
     told: dict[tuple[PartitionKey, int], tuple[str, object]] = {}
-    for one in history.operations:
-        if isinstance(one, Publish):
-            if one.status != "ok" or one.offset is None or one.offset < 0 or one.deliver_at:
+    for operation in history.operations:
+        if isinstance(operation, Publish):
+            if (
+                operation.status != "ok"
+                or operation.offset is None
+                or operation.offset < 0
+                or operation.deliver_at
+            ):
                 continue
-        elif not isinstance(one, Receive | LeasedDelivery):
+        elif not isinstance(operation, Receive | LeasedDelivery):
             continue
-        key = (one.partition_key, one.offset or 0)
-        value, who = told.setdefault(key, (one.value, one))
-        if value != one.value:
-            yield Anomaly("two values", f"{one} and {who}")
+        key = (operation.partition_key, operation.offset or 0)
+        value, who = told.setdefault(key, (operation.value, operation))
+        if value != operation.value:
+            yield Anomaly("two values", f"{operation} and {who}")
         # check_records checks the offsets of acknowledged records.
-        elif not isinstance(one, Publish) and kept.get(key, value) != value:
-            yield Anomaly("two values", f"{one}, the log has {kept[key]!r}")
+        elif not isinstance(operation, Publish) and kept.get(key, value) != value:
+            yield Anomaly("two values", f"{operation}, the log has {kept[key]!r}")
 
 
 def check_leaders(history: History) -> Iterator[Anomaly]:
     """An epoch has one leader, and its high watermark never decreases."""
     leaders: dict[tuple[PartitionKey, int], Sighting] = {}
     highest: dict[tuple[PartitionKey, int], list[Sighting]] = {}
-    for one in history.of(Sighting):
-        if one.status != "ok":
+    for sighting in history.of(Sighting):
+        if sighting.status != "ok":
             continue
-        key = (one.partition_key, one.epoch)
-        other = leaders.setdefault(key, one)
-        if other.node != one.node:
-            yield Anomaly("two leaders", f"{one} and {other}")
+        key = (sighting.partition_key, sighting.epoch)
+        other = leaders.setdefault(key, sighting)
+        if other.node != sighting.node:
+            yield Anomaly("two leaders", f"{sighting} and {other}")
             continue
-        if one.end_offset > one.high_watermark:
-            yield Anomaly("beyond", str(one))
+        if sighting.end_offset > sighting.high_watermark:
+            yield Anomaly("beyond", str(sighting))
         seen = highest.setdefault(key, [])
         # Answers may overtake each other: only answers from before the request count.
-        before = [two for two in seen if two.over <= one.at]
-        if before and one.high_watermark < before[-1].high_watermark:
-            yield Anomaly("went back", f"{one} after {before[-1]}")
-        elif not seen or one.high_watermark > seen[-1].high_watermark:
-            seen.append(one)
+        before = [two for two in seen if two.over <= sighting.at]
+        if before and sighting.high_watermark < before[-1].high_watermark:
+            yield Anomaly("went back", f"{sighting} after {before[-1]}")
+        elif not seen or sighting.high_watermark > seen[-1].high_watermark:
+            seen.append(sighting)
 
 
 def check_copies(final: Final) -> Iterator[Anomaly]:
@@ -120,8 +125,8 @@ def check_copies(final: Final) -> Iterator[Anomaly]:
 def check_changes(history: History, final: Final) -> Iterator[Anomaly]:
     """Topics are as the last acknowledged change left them."""
     changes: dict[str, list[Change]] = {}
-    for one in history.of(Change):
-        changes.setdefault(one.topic, []).append(one)
+    for change in history.of(Change):
+        changes.setdefault(change.topic, []).append(change)
     if not final.topics:
         return  # the final state was not read
     for topic, made in changes.items():
@@ -181,15 +186,15 @@ def _slow_windows(
 def well_ended(history: History) -> list[float]:
     """The times at which operations succeeded, sorted."""
     calls = (one for one in history.of(HistoryCall) if not isinstance(one, Sighting))
-    return sorted(one.ended for one in calls if one.status == "ok" and one.ended is not None)
+    return sorted(call.ended for call in calls if call.status == "ok" and call.ended is not None)
 
 
 def recovery(history: History, fault: float) -> float | None:
     """The time from a fault to the first acknowledgement of a record that was sent after it."""
     ends = (
-        one.ended
-        for one in history.of(Publish)
-        if one.status == "ok" and one.at >= fault and one.ended is not None
+        sent.ended
+        for sent in history.of(Publish)
+        if sent.status == "ok" and sent.at >= fault and sent.ended is not None
     )
     first = min(ends, default=None)
     return None if first is None else first - fault

@@ -57,10 +57,10 @@ def _of_place(
     partition_key: PartitionKey, records: list[Publish], ended: float
 ) -> Iterable[Outage]:
     acknowledged = sorted(
-        one.ended for one in records if one.status == "ok" and one.ended is not None
+        record.ended for record in records if record.status == "ok" and record.ended is not None
     )
     acknowledged.append(ended)
-    records.sort(key=lambda one: one.at)
+    records.sort(key=lambda record: record.at)
     before, first = -inf, 0
     for moment in acknowledged:
         # The acknowledgement ends the wait of the oldest record that was open at the previous one.
@@ -79,7 +79,7 @@ def _over(one: Publish) -> float:
 
 def costs(faults: Iterable[Span], history: History, ended: float) -> list[Cost]:
     """The cost of each fault that left a majority healthy, unless another fault overlapped it."""
-    spans = sorted(faults, key=lambda one: one.began)
+    spans = sorted(faults, key=lambda span: span.began)
     found = outages(history, ended)
     begins = [one.began for one in found]
     rows = []
@@ -107,7 +107,7 @@ def _alone_until(spans: Sequence[Span], number: int) -> float | None:
         return None
     if any(one.ended > span.began for one in spans[:number]):
         return None
-    following = min((one.began for one in spans[number + 1 :]), default=inf)
+    following = min((span.began for span in spans[number + 1 :]), default=inf)
     return None if following < span.ended else min(span.ended + SETTLE_S, following)
 
 

@@ -48,7 +48,7 @@ class HeldDelivery:
     """A delivery and all settlements of its holder."""
 
     delivery: LeasedDelivery
-    said: list[SettleEvent] = field(default_factory=list)
+    settlements: list[SettleEvent] = field(default_factory=list)
 
     def when(self) -> tuple[float, int]:
         """The sort key by the nodes' clocks: the start of the lease and the attempt."""
@@ -62,25 +62,27 @@ class HeldDelivery:
         agree = skew_s <= SKEW_S_SMALL
         end = self.delivery.deadline - skew_s if agree else _shortened(self.delivery)
         given_up = inf
-        for one in sorted(self.said, key=lambda one: one.at):
-            if not one.may_have_happened:
+        for event in sorted(self.settlements, key=lambda event: event.at):
+            if not event.may_have_happened:
                 continue
-            if one.verb != "extend":
-                given_up = min(given_up, one.at)
+            if event.verb != "extend":
+                given_up = min(given_up, event.at)
                 continue
-            delay = one.delay or 0.0
-            extended = one.at + delay - (skew_s if agree else delay * SLEW)
-            end = extended if one.status == "ok" else min(end, extended)
+            delay = event.delay or 0.0
+            extended = event.at + delay - (skew_s if agree else delay * SLEW)
+            end = extended if event.status == "ok" else min(end, extended)
         return min(end, given_up)
 
-    def said_to(self, *verbs: str) -> Iterator[SettleEvent]:
-        return (one for one in self.said if one.verb in verbs and one.may_have_happened)
+    def settled_with(self, *verbs: str) -> Iterator[SettleEvent]:
+        return (
+            event for event in self.settlements if event.verb in verbs and event.may_have_happened
+        )
 
     def ends_it(self, rules: Rules) -> Iterator[SettleEvent]:
         """The settlements that end the record for good, if they happened."""
-        yield from self.said_to("ack", "reject")
+        yield from self.settled_with("ack", "reject")
         if self.delivery.attempt >= rules.max_deliveries:
-            yield from self.said_to("nack")
+            yield from self.settled_with("nack")
 
 
 def _shortened(delivery: LeasedDelivery) -> float:
@@ -108,7 +110,7 @@ def leases_of(history: History, rules: Rules) -> dict[LeaseKey, list[HeldDeliver
         if clocks_agree:
             leases.sort(key=HeldDelivery.when)
         else:
-            in_time = [one for one in leases if one.delivery.at < _shortened(one.delivery)]
+            in_time = [lease for lease in leases if lease.delivery.at < _shortened(lease.delivery)]
             found[key] = sorted(in_time, key=lambda one: one.delivery.at)
     return found
 
@@ -117,14 +119,14 @@ def all_leases(history: History) -> dict[LeaseKey, list[HeldDelivery]]:
     """Every record of every group, with its leases and their settlements."""
     found: dict[LeaseKey, list[HeldDelivery]] = {}
     by_receipt: dict[tuple[LeaseKey, str], HeldDelivery] = {}
-    for one in history.of(LeasedDelivery):
-        key = (one.group, one.partition_key, one.offset)
-        lease = by_receipt[key, one.receipt] = HeldDelivery(one)
+    for delivery in history.of(LeasedDelivery):
+        key = (delivery.group, delivery.partition_key, delivery.offset)
+        lease = by_receipt[key, delivery.receipt] = HeldDelivery(delivery)
         found.setdefault(key, []).append(lease)
-    for said in history.of(SettleEvent):
-        key = (said.group, said.partition_key, said.offset)
-        if (known := by_receipt.get((key, said.receipt))) is not None:
-            known.said.append(said)
+    for event in history.of(SettleEvent):
+        key = (event.group, event.partition_key, event.offset)
+        if (known := by_receipt.get((key, event.receipt))) is not None:
+            known.settlements.append(event)
     return found
 
 
@@ -138,39 +140,35 @@ def check_records(history: History, final: Final) -> Iterator[Anomaly]:
     for sent_back in history.of(Redrive):
         key = (sent_back.topic, sent_back.value)
         extra[key] = extra.get(key, 0) + sent_back.may_have_happened
-    cancels = {(one.topic, one.value): one for one in history.of(Cancel)}
+    cancels = {(cancel.topic, cancel.value): cancel for cancel in history.of(Cancel)}
     topics = {topic for topic, _ in final.logs}
     sent = {}
     for one in history.of(Publish):
         key = (one.topic, one.value)
         sent[key] = one
         if one.topic in topics:
-            partition_keys = kept.get(key, [])
-            yield from _check_record(one, partition_keys, cancels.get(key), extra.get(key, 0))
-    for key, partition_keys in kept.items():
+            found_at = kept.get(key, [])
+            yield from _check_record(one, found_at, cancels.get(key), extra.get(key, 0))
+    for key, found_at in kept.items():
         if key not in sent:
-            yield Anomaly("phantom", f"{key[1]!r} at {partition_keys} of {key[0]}")
+            yield Anomaly("phantom", f"{key[1]!r} at {found_at} of {key[0]}")
 
 
 def _check_record(
-    one: Publish, partition_keys: list[tuple[int, int]], cancel: Cancel | None, extra: int
+    one: Publish, found_at: list[tuple[int, int]], cancel: Cancel | None, extra: int
 ) -> Iterator[Anomaly]:
-    if len(partition_keys) > 1 + extra:
-        yield Anomaly("doubled", f"{one} is at {partition_keys}")
+    if len(found_at) > 1 + extra:
+        yield Anomaly("doubled", f"{one} is at {found_at}")
     if cancel is not None and cancel.status == "ok":
-        if partition_keys:
-            yield Anomaly("cancelled", f"{one} is at {partition_keys}")
-    elif one.status == "ok" and not partition_keys:
+        if found_at:
+            yield Anomaly("cancelled", f"{one} is at {found_at}")
+    elif one.status == "ok" and not found_at:
         if cancel is None or not cancel.may_have_happened:
             yield Anomaly("lost", str(one))
-    elif (
-        one.status == "ok"
-        and not one.deliver_at
-        and (one.partition, one.offset) not in partition_keys
-    ):
-        yield Anomaly("misplaced", f"{one} is at {partition_keys}")
-    elif one.status == "failed" and partition_keys:
-        yield Anomaly("revived", f"{one} is at {partition_keys}")
+    elif one.status == "ok" and not one.deliver_at and (one.partition, one.offset) not in found_at:
+        yield Anomaly("misplaced", f"{one} is at {found_at}")
+    elif one.status == "failed" and found_at:
+        yield Anomaly("revived", f"{one} is at {found_at}")
 
 
 def check_times(history: History, rules: Rules) -> Iterator[Anomaly]:
@@ -185,13 +183,13 @@ def check_times(history: History, rules: Rules) -> Iterator[Anomaly]:
             key = (given.topic, given.value)
             first[key] = min(moment, first.get(key, inf))
     ends = {}
-    for one in history.of(Publish):
-        ends[one.topic, one.value] = one.expires_at
-        moment = first.get((one.topic, one.value), inf)
-        if moment < one.deliver_at - early_s:
-            yield Anomaly("early", f"{one} was given out at {moment:.3f}")
-        if one.deliver_at and one.deliver_at + rules.late_s < moment < inf:
-            yield Anomaly("late", f"{one} was given out at {moment:.3f}")
+    for sent in history.of(Publish):
+        ends[sent.topic, sent.value] = sent.expires_at
+        moment = first.get((sent.topic, sent.value), inf)
+        if moment < sent.deliver_at - early_s:
+            yield Anomaly("early", f"{sent} was given out at {moment:.3f}")
+        if sent.deliver_at and sent.deliver_at + rules.late_s < moment < inf:
+            yield Anomaly("late", f"{sent} was given out at {moment:.3f}")
     for lease in history.of(LeasedDelivery):
         end = ends.get((lease.topic, lease.value), 0.0)
         if end and lease.granted > end + rules.skew_s:
@@ -221,18 +219,20 @@ def _check_next(
         if began < end:
             text = f"{one} while {before.delivery} is alive until {end:.3f}"
             yield Anomaly("two holders", text)
-        for said in before.said_to("nack", "postpone"):
-            due = said.at + (said.delay or 0.0) * (1 - SLEW) - ROUNDED_S
-            if said.status == "ok" and said.at < one.at < due:
-                yield Anomaly("retried", f"{one} before {due:.3f}, after {said}")
-        done = [said for said in before.ends_it(rules) if said.status == "ok"]
+        for event in before.settled_with("nack", "postpone"):
+            due = event.at + (event.delay or 0.0) * (1 - SLEW) - ROUNDED_S
+            if event.status == "ok" and event.at < one.at < due:
+                yield Anomaly("retried", f"{one} before {due:.3f}, after {event}")
+        done = [event for event in before.ends_it(rules) if event.status == "ok"]
         if done:
             yield Anomaly("redelivered", f"{one} after {done[0]}")
-        stale = [said for said in before.said if said.status == "ok" and said.at >= one.at]
+        stale = [
+            event for event in before.settlements if event.status == "ok" and event.at >= one.at
+        ]
         if stale and not done:
             yield Anomaly("stale", f"{stale[0]} after {one}")
     last = earlier[-1]
-    spared = any(True for _ in last.said_to("postpone", "release"))
+    spared = any(True for _ in last.settled_with("postpone", "release"))
     if one.attempt < last.delivery.attempt + (not spared):
         yield Anomaly("attempts", f"{one} after {last.delivery}")
 
@@ -241,8 +241,10 @@ def check_drained(history: History, final: Final, rules: Rules) -> Iterator[Anom
     """Every record of a drained queue was settled."""
     leases = all_leases(history)
     clocks_agree = rules.skew_s <= SKEW_S_SMALL
-    ends = {(one.topic, one.value): one.expires_at for one in history.of(Publish)}
-    dead = {(one.group, (one.topic, one.partition), one.offset) for one in final.letters}
+    ends = {(sent.topic, sent.value): sent.expires_at for sent in history.of(Publish)}
+    dead = {
+        (letter.group, (letter.topic, letter.partition), letter.offset) for letter in final.letters
+    }
     for group, topics in final.drained.items():
         for partition_key, rows in final.logs.items():
             if partition_key[0] not in topics:
@@ -263,8 +265,10 @@ def check_drained(history: History, final: Final, rules: Rules) -> Iterator[Anom
 def check_letters(history: History, final: Final, rules: Rules) -> Iterator[Anomaly]:
     """Every rejected record is a dead letter once, and no other record is one."""
     letters: dict[LeaseKey, list[DeadLetterSeen]] = {}
-    for one in final.letters:
-        letters.setdefault((one.group, (one.topic, one.partition), one.offset), []).append(one)
+    for letter in final.letters:
+        letters.setdefault(
+            (letter.group, (letter.topic, letter.partition), letter.offset), []
+        ).append(letter)
     leases = leases_of(history, rules)
     back = _sent_back(history)
     for key, copies in letters.items():
@@ -275,23 +279,27 @@ def check_letters(history: History, final: Final, rules: Rules) -> Iterator[Anom
         if key in letters or not held or (key[1][0], held[-1].delivery.value) in back:
             continue
         for lease in held:
-            for said in lease.ends_it(rules):
-                if said.verb != "ack" and said.status == "ok":
-                    yield Anomaly("no letter", f"of {lease.delivery} after {said}")
+            for event in lease.ends_it(rules):
+                if event.verb != "ack" and event.status == "ok":
+                    yield Anomaly("no letter", f"of {lease.delivery} after {event}")
 
 
 def _sent_back(history: History) -> Mapping[tuple[str, str], Redrive]:
     """Records whose dead letters may have been sent back."""
-    return {(one.topic, one.value): one for one in history.of(Redrive) if one.may_have_happened}
+    return {
+        (redrive.topic, redrive.value): redrive
+        for redrive in history.of(Redrive)
+        if redrive.may_have_happened
+    }
 
 
 def _check_letter(letter: DeadLetterSeen, leases: list[HeldDelivery]) -> Iterator[Anomaly]:
     for lease in leases:
         one = lease.delivery
-        if any(said.status == "ok" for said in lease.said_to("ack")):
+        if any(event.status == "ok" for event in lease.settled_with("ack")):
             yield Anomaly("stray letter", f"{letter} was acknowledged: {one}")
         if one.value != letter.value:
             yield Anomaly("stray letter", f"{letter} is another record: {one}")
-        spared = any(True for _ in lease.said_to("postpone", "release"))
+        spared = any(True for _ in lease.settled_with("postpone", "release"))
         if letter.attempts < one.attempt and not spared:
             yield Anomaly("attempts", f"{letter} after {one}")

@@ -24,7 +24,7 @@ from raftq.client.wire.batch import Batch
 from raftq.client.wire.node_messages import ReadReplica
 from raftq.client.wire.proof import cluster_proof
 
-STRANDS = ("data", "ledger", "delays")
+LOG_NAMES = ("data", "ledger", "delays")
 LOOK_EVERY_S = 0.2
 
 Rows = list[tuple[int, str]]
@@ -60,11 +60,12 @@ async def whole(admin: Admin, topic: str, deadline: float) -> TopicDescription:
 
     async def is_whole() -> str:
         found[:] = [await admin.describe_topic(topic)]
-        for one in found[0].partitions:
-            if one.leader is None or one.high_watermark is None or one.target:
-                return f"partition {one.partition} is {one}"
-            if set(one.isr) != set(one.replicas):
-                return f"partition {one.partition}: in sync are {one.isr} of {one.replicas}"
+        for partition in found[0].partitions:
+            if partition.leader is None or partition.high_watermark is None or partition.target:
+                return f"partition {partition.partition} is {partition}"
+            if set(partition.isr) != set(partition.replicas):
+                in_sync = f"in sync are {partition.isr} of {partition.replicas}"
+                return f"partition {partition.partition}: {in_sync}"
         return ""
 
     await until(is_whole, deadline, f"topic {topic}")
@@ -75,7 +76,9 @@ async def read_topic(scene: Scene, topic: str, deadline: float) -> dict[int, lis
     """Reads every readable record of a topic, by partition, in order."""
     async with Admin(scene.bootstrap) as admin:
         described = await whole(admin, topic, deadline)
-    ends = {one.partition: one.high_watermark or 0 for one in described.partitions}
+    ends = {
+        partition.partition: partition.high_watermark or 0 for partition in described.partitions
+    }
     found: dict[int, list[Record]] = {number: [] for number in ends}
     async with Consumer(scene.bootstrap) as consumer:
         await consumer.assign([(topic, number) for number in ends])
@@ -83,8 +86,8 @@ async def read_topic(scene: Scene, topic: str, deadline: float) -> dict[int, lis
             await consumer.seek(topic, number, to="earliest")
 
         async def is_read() -> str:
-            for one in await consumer.poll(max_records=5000, timeout=1.0):
-                found[one.partition].append(one)
+            for record in await consumer.poll(max_records=5000, timeout=1.0):
+                found[record.partition].append(record)
             for number, end in ends.items():
                 position = await consumer.position(topic, number)
                 if position < end:
@@ -110,7 +113,7 @@ async def read_back(scene: Scene, topic: str, final: Final, deadline: float) -> 
     """Adds the topic's logs and all their copies to `final`."""
     records = await read_topic(scene, topic, deadline)
     for number, rows in records.items():
-        final.logs[topic, number] = [(one.offset, one.value.decode()) for one in rows]
+        final.logs[topic, number] = [(row.offset, row.value.decode()) for row in rows]
     async with Admin(scene.bootstrap) as admin:
         described = await whole(admin, topic, deadline)
     if scene.secret:
@@ -124,20 +127,20 @@ async def read_letters(scene: Scene, topic: str, final: Final, deadline: float) 
         if dead not in await admin.list_topics():
             return
     for rows in (await read_topic(scene, dead, deadline)).values():
-        final.letters += [letter_of(one.value, one.headers) for one in rows]
+        final.letters += [letter_of(row.value, row.headers) for row in rows]
 
 
 def letter_of(value: bytes, headers: Mapping[str, bytes]) -> DeadLetterSeen:
     """Makes a dead letter from a record's value and headers."""
-    said = {name: text.decode() for name, text in headers.items()}
+    texts = {name: text.decode() for name, text in headers.items()}
     return DeadLetterSeen(
-        topic=said["x-dlq-topic"],
-        partition=int(said["x-dlq-partition"]),
-        offset=int(said["x-dlq-offset"]),
-        group=said["x-dlq-group"],
+        topic=texts["x-dlq-topic"],
+        partition=int(texts["x-dlq-partition"]),
+        offset=int(texts["x-dlq-offset"]),
+        group=texts["x-dlq-group"],
         value=value.decode(),
-        attempts=int(said["x-dlq-attempts"]),
-        reason=said["x-dlq-reason"],
+        attempts=int(texts["x-dlq-attempts"]),
+        reason=texts["x-dlq-reason"],
     )
 
 
@@ -150,15 +153,15 @@ async def read_copies(scene: Scene, topic: TopicDescription, final: Final, deadl
     If they do not agree for a long time, they are added as they are, for the checkers."""
     loop = asyncio.get_running_loop()
     settled_at = min(deadline, loop.time() + scene.settle_s)
-    for one in topic.partitions:
-        for number, partition_log in enumerate(STRANDS):
-            log = (topic.topic_id, one.partition, number)
-            copies = await _read_all(scene, log, one.replicas, deadline)
+    for partition in topic.partitions:
+        for number, partition_log in enumerate(LOG_NAMES):
+            log = (topic.topic_id, partition.partition, number)
+            copies = await _read_all(scene, log, partition.replicas, deadline)
             while not _agree(copies) and loop.time() < settled_at:
                 await sleep(LOOK_EVERY_S)
-                copies = await _read_all(scene, log, one.replicas, deadline)
+                copies = await _read_all(scene, log, partition.replicas, deadline)
             if any(copies.values()):
-                final.copies[topic.name, one.partition, partition_log] = copies
+                final.copies[topic.name, partition.partition, partition_log] = copies
 
 
 async def _read_all(

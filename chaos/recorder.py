@@ -134,12 +134,12 @@ class Recorder(Client):
         except RaftqError:
             return []
         found: list[LeasedDelivery] = []
-        for one in reply.message.partitions:
-            if one.error:
-                self._learn((one.topic, one.partition), _error(one.error))
+        for partition in reply.message.partitions:
+            if partition.error:
+                self._learn((partition.topic, partition.partition), _error(partition.error))
                 continue
-            values = _values(reply.raw[one.start : one.start + one.length])
-            found += self._note_leased(one, values, lease_ms, asked)
+            values = _values(reply.raw[partition.start : partition.start + partition.length])
+            found += self._note_leased(partition, values, lease_ms, asked)
         return found
 
     def _note_leased(
@@ -174,21 +174,22 @@ class Recorder(Client):
     ) -> list[SettleEvent]:
         """Settles all of these deliveries, which are of one partition, in the same way."""
         partition_key = deliveries[0].partition_key
-        said = [self._begin(one, verb, delay_s) for one in deliveries]
+        events = [self._begin(delivery, verb, delay_s) for delivery in deliveries]
         rows = tuple(
-            wire.ReceiptRow(int(one.receipt), one.offset, one.offset + 1) for one in deliveries
+            wire.ReceiptRow(int(delivery.receipt), delivery.offset, delivery.offset + 1)
+            for delivery in deliveries
         )
         delay_ms = None if delay_s is None else int(delay_s * 1000)
         request = wire.Settle(self.group, *partition_key, verb, rows, delay_ms, reason)
         try:
             reply = await self.ask(partition_key, request)
         except RaftqError as error:
-            for one in said:
-                self._conclude(one, error.outcome, repr(error))
-            return said
-        for one, code in zip(said, reply.message.errors, strict=True):
-            self._conclude(one, _status(code), code)
-        return said
+            for event in events:
+                self._conclude(event, error.outcome, repr(error))
+            return events
+        for event, code in zip(events, reply.message.errors, strict=True):
+            self._conclude(event, _status(code), code)
+        return events
 
     def _conclude(self, call: HistoryCall, status: Status, error: str = "") -> None:
         call.end(status, self.clock(), error)
@@ -229,7 +230,7 @@ class Recorder(Client):
         except RaftqError as error:
             self._conclude(noted, error.outcome, repr(error))
             return noted
-        self._told(noted, reply.message.offsets[0])
+        self._note_answer(noted, reply.message.offsets[0])
         return noted
 
     async def recall(self, partition_key: PartitionKey, owner_epoch: int = -1) -> Recall:
@@ -252,10 +253,10 @@ class Recorder(Client):
             return noted
         answer = reply.message.offsets[0]
         noted.offset = answer.offset
-        self._told(noted, answer)
+        self._note_answer(noted, answer)
         return noted
 
-    def _told(self, noted: Store | Recall, answer: wire.StoredOffset) -> None:
+    def _note_answer(self, noted: Store | Recall, answer: wire.StoredOffset) -> None:
         self._conclude(noted, _status(answer.error), answer.error)
         if answer.error:
             self._learn(noted.partition_key, _error(answer.error))

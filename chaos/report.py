@@ -50,12 +50,12 @@ def to_markdown(outcome: RunOutcome, command: str, picture: str = "timeline.svg"
         lines += [*_table(("single fault", "times", "worst"), rows), ""]
     if outcome.anomalies:
         lines += ["## Anomalies", ""]
-        lines += [f"- {one}" for one in outcome.anomalies[:ANOMALIES_SHOWN]]
+        lines += [f"- {anomaly}" for anomaly in outcome.anomalies[:ANOMALIES_SHOWN]]
         if len(outcome.anomalies) > ANOMALIES_SHOWN:
             lines.append(f"- and {len(outcome.anomalies) - ANOMALIES_SHOWN} more")
         lines.append("")
-    marks = sorted(timeline.marks, key=lambda one: one.at)
-    rows = ((f"{one.at - timeline.began:.1f}", one.kind, one.text) for one in marks)
+    marks = sorted(timeline.marks, key=lambda mark: mark.at)
+    rows = ((f"{mark.at - timeline.began:.1f}", mark.kind, mark.text) for mark in marks)
     lines += ["## What happened", "", *_table(("second", "what", ""), rows), ""]
     return "\n".join(lines)
 
@@ -65,9 +65,9 @@ def figures(outcome: RunOutcome) -> dict[str, str]:
     timeline = outcome.timeline
     seconds = under_load(outcome)
     waits = [
-        (one.ended - one.at) * 1000
-        for one in outcome.history.of(Publish)
-        if one.status == "ok" and one.ended is not None
+        (sent.ended - sent.at) * 1000
+        for sent in outcome.history.of(Publish)
+        if sent.status == "ok" and sent.ended is not None
     ]
     found = {
         "run": f"{timeline.ended - timeline.began:.1f} s",
@@ -86,7 +86,7 @@ def figures(outcome: RunOutcome) -> dict[str, str]:
 
 
 def _worst(outcome: RunOutcome) -> float:
-    return max((one.outage_s for one in outcome.costs), default=0.0)
+    return max((cost.outage_s for cost in outcome.costs), default=0.0)
 
 
 def under_load(outcome: RunOutcome) -> list[Second]:
@@ -129,11 +129,11 @@ def to_svg(outcome: RunOutcome) -> str:
     top = 34.0
     parts += _faults(outcome, axis, top)
     top += max(1, len(timeline.faults)) * (BAR + 4) + ROW_GAP
-    done = [float(one.done) for one in seconds]
-    failed = [float(one.failed) for one in seconds]
+    done = [float(second.done) for second in seconds]
+    failed = [float(second.failed) for second in seconds]
     parts += _bars(axis, top, "operations/s", done, failed)
     top += CHART + ROW_GAP
-    worst = [one.worst_ms for one in seconds]
+    worst = [second.worst_ms for second in seconds]
     parts += _bars(axis, top, "worst append, ms", worst, [])
     top += CHART + ROW_GAP
     parts += _leaders(outcome, axis, top)
@@ -154,7 +154,7 @@ def to_svg(outcome: RunOutcome) -> str:
 
 def _faults(outcome: RunOutcome, axis: _Axis, top: float) -> list[str]:
     parts = [_label(top + 12, "faults")]
-    for number, one in enumerate(sorted(outcome.timeline.faults, key=lambda one: one.began)):
+    for number, one in enumerate(sorted(outcome.timeline.faults, key=lambda span: span.began)):
         y = top + number * (BAR + 4)
         left, right = axis.x(one.began), axis.x(one.ended)
         parts.append(
@@ -192,10 +192,10 @@ def _leaders(outcome: RunOutcome, axis: _Axis, top: float) -> list[str]:
     parts = [_label(top + 12, "new leaders")]
     for kind, colour in (("leader", LEAD), ("trouble", BAD)):
         parts += [
-            f'<rect x="{axis.x(one.at):.1f}" y="{top}" width="2" height="{BAR}" '
-            f'fill="{colour}"><title>{escape(one.text)}</title></rect>'
-            for one in outcome.timeline.marks
-            if one.kind == kind
+            f'<rect x="{axis.x(mark.at):.1f}" y="{top}" width="2" height="{BAR}" '
+            f'fill="{colour}"><title>{escape(mark.text)}</title></rect>'
+            for mark in outcome.timeline.marks
+            if mark.kind == kind
         ]
     return parts
 

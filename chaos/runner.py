@@ -96,9 +96,9 @@ class Runner:
         self._outcome = RunOutcome(scenario, seed, history)
         self._timeline = self._outcome.timeline
         self._watcher = Watcher(
-            {one: world.direct(one) for one in world.ids}, self._timeline, clock
+            {node_id: world.direct(node_id) for node_id in world.ids}, self._timeline, clock
         )
-        self._hand = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raftq-chaos")
+        self._world_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raftq-chaos")
         self._injected: list[Step] = []
         self._spans: dict[int, tuple[float, str, frozenset[PartitionKey]]] = {}
 
@@ -107,7 +107,7 @@ class Runner:
         outcome = self._outcome
         scene = Scene(
             bootstrap=self._world.bootstrap,
-            direct={one: self._world.direct(one) for one in self._world.ids},
+            direct={node_id: self._world.direct(node_id) for node_id in self._world.ids},
             history=outcome.history,
             clock=self._clock,
             rng=Random(f"workloads {outcome.seed}"),
@@ -116,15 +116,15 @@ class Runner:
         )
         workloads = self._scenario.workloads()
         self._timeline.began = self._clock()
-        eyes = asyncio.ensure_future(self._watcher.run())
+        watching = asyncio.ensure_future(self._watcher.run())
         try:
             await self._load(scene, workloads)
             await self._finish(scene, workloads)
         finally:
-            eyes.cancel()
-            await asyncio.gather(eyes, return_exceptions=True)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
             await self._guarded("healing", self._do(self._heal_all))
-            self._hand.shutdown()
+            self._world_thread.shutdown()
         await self._judge()
         return outcome
 
@@ -133,9 +133,9 @@ class Runner:
     async def _load(self, scene: Scene, workloads: list[Workload]) -> None:
         self._phase("prepare")
         async with asyncio.timeout(PREPARE_S):
-            for one in workloads:
-                await one.prepare(scene)
-        tasks = [asyncio.ensure_future(one.run(scene)) for one in workloads]
+            for workload in workloads:
+                await workload.prepare(scene)
+        tasks = [asyncio.ensure_future(workload.run(scene)) for workload in workloads]
         try:
             await self._warm_up()
             self._phase("faults")
@@ -152,7 +152,7 @@ class Runner:
         """Waits until records are acknowledged, so that a fault hits a working cluster."""
         ends_at = self._clock() + WARM_S
         while self._clock() < ends_at:
-            if sum(one.status == "ok" for one in self._outcome.history.of(Publish)) >= 10:
+            if sum(sent.status == "ok" for sent in self._outcome.history.of(Publish)) >= 10:
                 break
             await sleep(POLL_S)
         await sleep(1.0)
@@ -160,14 +160,14 @@ class Runner:
     async def _follow_plan(self) -> None:
         started = self._clock()
         ends_at = started + self._scenario.lasts_s + self._scenario.overtime_s
-        for one in actions([step.copy() for step in self._scenario.plan]):
-            await sleep(max(0.0, started + one.at - self._clock()))
-            if one.injects and self._clock() > ends_at:
+        for action in actions([step.copy() for step in self._scenario.plan]):
+            await sleep(max(0.0, started + action.at - self._clock()))
+            if action.injects and self._clock() > ends_at:
                 self._timeline.mark(self._clock(), "phase", "out of time: no more faults")
                 return  # an injected fault is healed later
-            what = f"{'injecting' if one.injects else 'healing'} {one.step.fault.name}"
-            await self._guarded(what, self._do(partial(self._act, one)))
-            behind = self._clock() - (started + one.at)
+            what = f"{'injecting' if action.injects else 'healing'} {action.step.fault.name}"
+            await self._guarded(what, self._do(partial(self._act, action)))
+            behind = self._clock() - (started + action.at)
             if behind > BEHIND_S:
                 started += behind  # later steps keep their distance, so that quiet times stay quiet
 
@@ -198,9 +198,9 @@ class Runner:
         )
 
     def _heal(self, step: Step) -> None:
-        if not any(one is step for one in self._injected):
+        if not any(injected is step for injected in self._injected):
             return
-        self._injected = [one for one in self._injected if one is not step]
+        self._injected = [injected for injected in self._injected if injected is not step]
         step.fault.heal(self._world)
         ended = self._clock()
         began, text, excused = self._spans.pop(id(step), (ended, "not injected", frozenset()))
@@ -239,10 +239,10 @@ class Runner:
     async def _finish(self, scene: Scene, workloads: list[Workload]) -> None:
         self._phase("finish")
         outcome = self._outcome
-        for one in workloads:
+        for workload in workloads:
             await self._guarded(
-                f"reading back {one.name}",
-                one.finish(scene, outcome.final),
+                f"reading back {workload.name}",
+                workload.finish(scene, outcome.final),
                 self._scenario.finish_s + FINISH_S_MORE,
             )
         for node_id in self._world.ids:
@@ -273,8 +273,8 @@ class Runner:
         )
         outcome.anomalies += [*self._watcher.anomalies, *found]
         outcome.leader_changes = self._watcher.changes
-        first = min((one.began for one in self._timeline.faults), default=self._timeline.began)
-        stopped = next((one.at for one in self._timeline.marks if one.text == "stop"), first)
+        first = min((span.began for span in self._timeline.faults), default=self._timeline.began)
+        stopped = next((mark.at for mark in self._timeline.marks if mark.text == "stop"), first)
         outcome.gap_s = worst_gap(outcome.history, first, stopped)
         if outcome.gap_s > self._scenario.gap_s_max:
             text = f"{outcome.gap_s:.1f} s without an acknowledged record, "
@@ -305,16 +305,16 @@ class Runner:
             self._scenario.rules,
             healthy=without(
                 (began, ended),
-                [(one.began, one.ended + GRACE_S) for one in faults if not one.majority],
+                [(span.began, span.ended + GRACE_S) for span in faults if not span.majority],
             ),
-            faults=tuple(one.began for one in faults if one.majority),
+            faults=tuple(span.began for span in faults if span.majority),
         )
 
     # Helpers.
 
     async def _do(self, action: Callable[[], R]) -> R:
         """Makes a call to the world, in its thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._hand, action)
+        return await asyncio.get_running_loop().run_in_executor(self._world_thread, action)
 
     async def _guarded(
         self, what: str, work: Coroutine[Any, Any, object], timeout_s: float | None = None

@@ -141,10 +141,10 @@ def _plan(seconds: float, rng: Random, abilities: frozenset[str]) -> list[Step]:
                 Step(at, first, lasts + 2.0, majority=False),
                 Step(at + rng.uniform(0.0, 2.0), second, lasts, majority=False),
             ]
-            steps = [one for one in steps if one.fault.needs <= abilities]
+            steps = [step for step in steps if step.fault.needs <= abilities]
         else:
             steps = [Step(at, _possible(SINGLE, rng, abilities), lasts)]
-        ends = max((one.ends_at for one in steps), default=at)
+        ends = max((step.ends_at for step in steps), default=at)
         if ends + QUIET_S > seconds:
             return plan
         plan += steps

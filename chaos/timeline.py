@@ -52,7 +52,7 @@ class Timeline:
         self.marks.append(Mark(at, kind, text))
 
     def of(self, kind: MarkKind) -> list[Mark]:
-        return [one for one in self.marks if one.kind == kind]
+        return [mark for mark in self.marks if mark.kind == kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +76,19 @@ def seconds_of(history: History, began: float, ended: float) -> list[Second]:
     count = max(1, ceil(ended - began))
     done, failed = [0] * count, [0] * count
     waits: list[list[float]] = [[] for _ in range(count)]
-    for one in history.operations:
-        at = one.ended if isinstance(one, HistoryCall) else one.at
+    for operation in history.operations:
+        at = operation.ended if isinstance(operation, HistoryCall) else operation.at
         if at is None or not began <= at < began + count:
             continue
         number = int(at - began)
-        if isinstance(one, HistoryCall):
-            if one.status != "ok":
+        if isinstance(operation, HistoryCall):
+            if operation.status != "ok":
                 failed[number] += 1
                 continue
             done[number] += 1
-            if isinstance(one, Publish):
-                waits[number].append((at - one.at) * 1000)
-        elif isinstance(one, LeasedDelivery | Receive):
+            if isinstance(operation, Publish):
+                waits[number].append((at - operation.at) * 1000)
+        elif isinstance(operation, LeasedDelivery | Receive):
             done[number] += 1
     return [
         Second(
@@ -114,9 +114,9 @@ def percentile(values: Iterable[float], share: float) -> float:
 def gaps(history: History, began: float, ended: float) -> list[tuple[float, float]]:
     """The times between two acknowledged records, before the first one and after the last."""
     moments = sorted(
-        one.ended
-        for one in history.of(Publish)
-        if one.status == "ok" and one.ended is not None and began < one.ended < ended
+        sent.ended
+        for sent in history.of(Publish)
+        if sent.status == "ok" and sent.ended is not None and began < sent.ended < ended
     )
     edges = [began, *moments, ended]
     return list(pairwise(edges))
@@ -129,9 +129,9 @@ def worst_gap(history: History, began: float, ended: float) -> float:
 def first_answer_after(history: History, moment: float) -> float | None:
     """Seconds until the first acknowledgement of a record that was sent after this moment."""
     answers = [
-        one.ended
-        for one in history.of(Publish)
-        if one.status == "ok" and one.at >= moment and one.ended is not None
+        sent.ended
+        for sent in history.of(Publish)
+        if sent.status == "ok" and sent.at >= moment and sent.ended is not None
     ]
     return min(answers) - moment if answers else None
 
@@ -141,7 +141,7 @@ def slowest_window(seconds: Sequence[Second], width: int = 10) -> float:
     if not seconds:
         return 0.0
     width = min(width, len(seconds))
-    counts = [one.done for one in seconds]
+    counts = [second.done for second in seconds]
     sums = (sum(counts[at : at + width]) for at in range(len(counts) - width + 1))
     return min(sums) / width
 

@@ -143,14 +143,16 @@ async def _wait_until_whole(admin: aio.Admin) -> None:
 
 
 def _is_whole(topic: TopicDescription) -> bool:
-    return all(len(one.isr) == len(one.replicas) for one in topic.partitions)
+    return all(len(partition.isr) == len(partition.replicas) for partition in topic.partitions)
 
 
 async def _read_all(bootstrap: str) -> Read:
     read: Read = {}
     async with aio.Admin(bootstrap) as admin, aio.Consumer(bootstrap) as consumer:
         topic = await admin.describe_topic(TOPIC)
-        ends = {one.partition: one.high_watermark or 0 for one in topic.partitions}
+        ends = {
+            partition.partition: partition.high_watermark or 0 for partition in topic.partitions
+        }
         read = {number: [] for number in ends}
         await consumer.assign([(TOPIC, number) for number in ends])
         for number in ends:

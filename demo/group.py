@@ -117,7 +117,10 @@ def _work(
     say("9. three processes work as one group")
     for worker in workers[:3]:
         worker.tell("join")
-    _wait(lambda: sum(one.ended for one in workers) >= KILL_PART * ORDINARY, "records are handled")
+    _wait(
+        lambda: sum(worker.ended for worker in workers) >= KILL_PART * ORDINARY,
+        "records are handled",
+    )
     story.members.append(rest.members())
     _wait(lambda: workers[0].is_at_work, "the worker that is to be killed has work in hand")
     workers[0].kill()
@@ -132,7 +135,9 @@ def _redrive(
 ) -> None:
     """The cause is gone, and what died of it is sent back."""
     story.letters = rest.letters()
-    letters = ", ".join(f"{one.reason} after {one.attempts} attempts" for one in story.letters)
+    letters = ", ".join(
+        f"{letter.reason} after {letter.attempts} attempts" for letter in story.letters
+    )
     say(f"10. dead letter: {letters}; a record is sent that is due in {DELAY_S:g} s")
     for worker in workers[1:]:
         worker.tell("mend")

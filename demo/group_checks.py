@@ -153,7 +153,7 @@ def _judge_poison(story: GroupStory) -> list[Check]:
         Check("group: attempts at the poisoned record", str(attempts), str(before),
               before == attempts),
         Check("group: dead letters", "the poisoned record",
-              ", ".join(f"{one.reason} after {one.attempts}" for one in story.letters) or "none",
+              ", ".join(f"{dead.reason} after {dead.attempts}" for dead in story.letters) or "none",
               story.letters == wanted),
         Check("group: redriven, then handled to the end", "1, 1", f"{story.redriven}, {ended}",
               (story.redriven, ended) == (1, 1)),

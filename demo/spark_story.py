@@ -136,10 +136,10 @@ def _sums_of_consumer(bootstrap: str) -> Sums:
     """Every record of every topic, as a consumer gets them."""
     with Admin(bootstrap) as admin, Consumer(bootstrap) as consumer:
         ends = {
-            (topic, one.partition): one.high_watermark or 0
+            (topic, partition.partition): partition.high_watermark or 0
             for topic in admin.list_topics()
             if not is_internal(topic)
-            for one in admin.describe_topic(topic).partitions
+            for partition in admin.describe_topic(topic).partitions
         }
         places = [place for place, end in ends.items() if end]
         consumer.assign(places)
@@ -163,10 +163,10 @@ def _busiest(bootstrap: str, places: Sums) -> tuple[int, int]:
     with Admin(bootstrap) as admin:
         topics = {topic for topic, _ in places}
         led = Counter(
-            one.leader
+            partition.leader
             for topic in topics
-            for one in admin.describe_topic(topic).partitions
-            if one.leader is not None and (topic, one.partition) in places
+            for partition in admin.describe_topic(topic).partitions
+            if partition.leader is not None and (topic, partition.partition) in places
         )
     return led.most_common(1)[0]
 

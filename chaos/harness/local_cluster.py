@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 from raftq.chaos.harness.local_files import LocalFiles, LocalNode, Setting
@@ -102,12 +101,7 @@ class LocalCluster:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -117,7 +111,7 @@ class LocalCluster:
     @property
     def bootstrap(self) -> str:
         """The native addresses of all nodes, in the form that clients accept."""
-        return ",".join(self.nodes[one].native for one in self.ids)
+        return ",".join(self.nodes[node_id].native for node_id in self.ids)
 
     def addresses(self, node_id: int) -> LocalNode:
         self._check_id(node_id)
@@ -150,7 +144,9 @@ class LocalCluster:
         """Waits until every started node serves. Chooses other ports if one was taken meanwhile."""
         ends_at = _now() + timeout
         for _ in range(START_TRIES_MAX):
-            if all(self._wait_one(one, ends_at) for one in self.ids if self._wanted(one)):
+            if all(
+                self._wait_one(node_id, ends_at) for node_id in self.ids if self._wanted(node_id)
+            ):
                 return
             self._end(self._stop_s)
             with self.files.lock():
@@ -249,13 +245,15 @@ class LocalCluster:
 
     def _can_listen(self, node: LocalNode) -> bool:
         addresses = (Address.parse(one) for one in (node.native, node.http, node.raft))
-        return node.host == self._host and all(is_free(one.host, one.port) for one in addresses)
+        return node.host == self._host and all(
+            is_free(address.host, address.port) for address in addresses
+        )
 
     def _port_rows(self, port: int) -> list[tuple[int, int, int]]:
         if not 1 <= port <= 65535 - 2 * PORTS_APART - self._count:
             raise InvalidArgument(f"port {port} leaves no room for {self._count} nodes")
-        rows = [(one, one + PORTS_APART, one + 2 * PORTS_APART)
-                for one in range(port, port + self._count)]  # fmt: skip
+        rows = [(number, number + PORTS_APART, number + 2 * PORTS_APART)
+                for number in range(port, port + self._count)]  # fmt: skip
         for taken in (one for row in rows for one in row if not is_free(self._host, one)):
             raise InvalidArgument(f"port {taken} on {self._host} is taken")
         return rows
@@ -277,7 +275,7 @@ class LocalCluster:
 
     def _write_files(self) -> None:
         voters = voter_count(self._count)
-        seats = ",".join(f"{one}={self.nodes[one].raft}" for one in self.ids[:voters])
+        seats = ",".join(f"{node_id}={self.nodes[node_id].raft}" for node_id in self.ids[:voters])
         own = self._links(self.nodes) if self._links is not None else {}
         for node_id, node in self.nodes.items():
             settings: dict[str, Setting] = {
@@ -290,7 +288,9 @@ class LocalCluster:
                 "voters": seats,
             }
             if node_id > voters:
-                settings["seeds"] = ",".join(self.nodes[one].native for one in self.ids[:voters])
+                settings["seeds"] = ",".join(
+                    self.nodes[node_id].native for node_id in self.ids[:voters]
+                )
             self.files.write_config(node, settings | self._settings | dict(own.get(node_id, {})))
         self.files.write(self.nodes)
 
@@ -345,7 +345,7 @@ class LocalCluster:
 
     def _end(self, stop_s: float) -> None:
         for number, patience in ((signal.SIGTERM, stop_s), (signal.SIGKILL, KILL_S)):
-            left = [one for one in self.nodes if self.is_running(one)]
+            left = [node for node in self.nodes if self.is_running(node)]
             for node_id in left:
                 self._process(node_id).wanted = False
                 self._signal(node_id, number)

@@ -74,20 +74,20 @@ class LocalFiles:
         except NotADirectoryError:
             raise InvalidArgument(f"{self.directory} is not a directory") from None
         try:
-            nodes = [_node(one) for one in json.loads(content)["nodes"]]
+            nodes = [_node(load) for load in json.loads(content)["nodes"]]
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidArgument(f"{self.cluster} is damaged: {error!r}") from None
-        return {one.id: one for one in nodes}
+        return {node.id: node for node in nodes}
 
     def node(self, node_id: int) -> LocalNode:
         nodes = self.read()
         if node_id not in nodes:
-            known = ", ".join(str(one) for one in sorted(nodes))
+            known = ", ".join(str(node) for node in sorted(nodes))
             raise InvalidArgument(f"there is no node {node_id} in {self.directory}, only {known}")
         return nodes[node_id]
 
     def write(self, nodes: Mapping[int, LocalNode]) -> None:
-        rows = [asdict(nodes[one]) for one in sorted(nodes)]
+        rows = [asdict(nodes[node]) for node in sorted(nodes)]
         write_atomically(self.cluster, json.dumps({"nodes": rows}, indent=1) + "\n")
 
     def note_pid(self, node_id: int, pid: int) -> None:
@@ -147,7 +147,7 @@ def command_line(pid: int) -> list[str]:
     """The arguments of a running process; empty if there is none or it has ended."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return [one for one in os.fsdecode(file.read()).split("\0") if one]
+            return [part for part in os.fsdecode(file.read()).split("\0") if part]
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         if os.path.isdir("/proc/self"):
             return []

@@ -58,12 +58,12 @@ class DirectOperator:
 
     def partitions(self) -> dict[tuple[str, int], PartitionView]:
         return {
-            (topic.topic, one.partition): PartitionView(
-                one.leader, one.replicas, one.isr, bool(one.target)
+            (topic.topic, partition.partition): PartitionView(
+                partition.leader, partition.replicas, partition.isr, bool(partition.target)
             )
             for topic in self._metadata(None).topics
             if not topic.topic.startswith("__")
-            for one in topic.partitions
+            for partition in topic.partitions
         }
 
     def settings(self, topic: str) -> Mapping[str, Detail]:
@@ -112,7 +112,7 @@ class DirectOperator:
         raise failed
 
     def _order(self) -> list[int]:
-        running = [one for one in self._world.ids if self._world.is_running(one)]
+        running = [node_id for node_id in self._world.ids if self._world.is_running(node_id)]
         if self._controller not in running:
             self._controller = self._world.controller()
         return sorted(running, key=lambda one: one != self._controller)

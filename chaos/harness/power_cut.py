@@ -125,7 +125,7 @@ class Unsynced:
         with self._lock:
             gone = [n for n, change in self._pending.items() if change[1].startswith(inside)]
             self._drop(gone)
-            for path in [one for one in self._names if one.startswith(inside)]:
+            for path in [name for name in self._names if name.startswith(inside)]:
                 del self._names[path]
 
     # Changes that have become durable.
@@ -142,7 +142,7 @@ class Unsynced:
 
     def durable(self, numbers: list[int]) -> None:
         with self._lock:
-            self._drop([one for one in numbers if one in self._pending])
+            self._drop([number for number in numbers if number in self._pending])
 
     # State, changed by events that are written to the file first.
 
@@ -155,7 +155,7 @@ class Unsynced:
 
     def _drop(self, numbers: list[int]) -> None:
         if numbers:
-            copies = [copy for one in numbers if (copy := _copy_of(self._pending[one]))]
+            copies = [copy for number in numbers if (copy := _copy_of(self._pending[number]))]
             self._write(["drop", numbers])
             for copy in copies:
                 self._drop(list(self._by_path.get(copy, ())))
@@ -221,7 +221,7 @@ class Unsynced:
             try:
                 event = json.loads(line)
             except ValueError:
-                break  # the process was killed while it wrote this line: it changed nothing afterwards
+                break  # the process was killed while it wrote this, and changed nothing more
             self._apply(event)
             self._lines += 1
             if event[0] == "do":

@@ -78,10 +78,12 @@ def _each(
     # Not forked: this process may have threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, log_to, (directory,)) as pool:
-        runs = [pool.submit(_run_apart, one, seed, directory, command) for one in scenarios]
+        runs = [
+            pool.submit(_run_apart, scenario, seed, directory, command) for scenario in scenarios
+        ]
         for run in as_completed(runs):
-            result, told = run.result()
-            for text in told:
+            result, output = run.result()
+            for text in output:
                 say(text)
             yield result
 
@@ -90,8 +92,8 @@ def _run_apart(
     scenario: Scenario, seed: int, directory: Path, command: str
 ) -> tuple[Result, list[str]]:
     """Runs in its own process and returns all output at the end, in one piece."""
-    told: list[str] = []
-    return run_one(scenario, seed, directory, told.append, command), told
+    output: list[str] = []
+    return run_one(scenario, seed, directory, output.append, command), output
 
 
 def log_to(directory: Path) -> None:
@@ -139,8 +141,8 @@ def _run(
         with HistoryJournal(where / "history.jsonl") as history:
             outcome = asyncio.run(Runner(world, scenario, seed, tools, history).run())
             history.conclude(outcome.final)
-    again = command.format(name=scenario.name, seed=seed)
-    (where / "report.md").write_text(to_markdown(outcome, again), encoding="utf-8")
+    repeat = command.format(name=scenario.name, seed=seed)
+    (where / "report.md").write_text(to_markdown(outcome, repeat), encoding="utf-8")
     (where / "timeline.svg").write_text(to_svg(outcome), encoding="utf-8")
     return _concluded(outcome, where, _now() - began, say)
 
@@ -158,8 +160,8 @@ def _concluded(outcome: RunOutcome, where: Path, seconds: float, say: Say) -> Re
             f"{outcome.leader_changes} leader changes"
         )
         return Result(outcome.scenario, seed, "passed", seconds, "", facts)
-    for one in outcome.anomalies[:5]:
-        say(f"  {str(one)[:400]}")
+    for anomaly in outcome.anomalies[:5]:
+        say(f"  {str(anomaly)[:400]}")
     say(f"FAILED {name} with {len(outcome.anomalies)} anomalies; all is kept in {where}")
     return Result(outcome.scenario, seed, "FAILED", seconds, str(outcome.anomalies[0]), facts)
 
@@ -170,17 +172,17 @@ def summary(results: list[Result]) -> str:
         "| scenario | seed | verdict | seconds | acknowledged | longest gap | leader changes | |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for one in results:
-        link = f"[{one.scenario.name}]({one.scenario.name}-{one.seed}/report.md)"
+    for result in results:
+        link = f"[{result.scenario.name}]({result.scenario.name}-{result.seed}/report.md)"
         cells = (
-            link if one.facts else one.scenario.name,
-            str(one.seed),
-            one.verdict,
-            f"{one.seconds:.0f}",
-            one.facts.get("records acknowledged", ""),
-            one.facts.get("longest time without an acknowledged record", ""),
-            one.facts.get("leader changes", ""),
-            one.detail[:200].replace("|", "\\|"),
+            link if result.facts else result.scenario.name,
+            str(result.seed),
+            result.verdict,
+            f"{result.seconds:.0f}",
+            result.facts.get("records acknowledged", ""),
+            result.facts.get("longest time without an acknowledged record", ""),
+            result.facts.get("leader changes", ""),
+            result.detail[:200].replace("|", "\\|"),
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

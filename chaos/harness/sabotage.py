@@ -38,7 +38,7 @@ TICK_MS = 10
 
 def break_promises(names: str) -> None:
     """Breaks the promises with these names, which are separated by commas."""
-    for name in filter(None, (one.strip() for one in names.split(","))):
+    for name in filter(None, (part.strip() for part in names.split(","))):
         if name not in SABOTAGES:
             raise ConfigError(f"{VARIABLE}: {name!r} is none of {', '.join(SABOTAGES)}")
         logger.critical(

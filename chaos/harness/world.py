@@ -23,7 +23,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from raftq.chaos.harness.local_cluster import DISTURBED_COMMAND, LocalCluster, voter_count
@@ -80,7 +79,7 @@ class ProxiedCluster:
             command=DISTURBED_COMMAND,
         )
         self.operator: Operator = DirectOperator(self, self._asking)
-        self._disks = {one: NodeDisk(self, self._control, one) for one in self.ids}
+        self._disks = {node_id: NodeDisk(self, self._control, node_id) for node_id in self.ids}
         if proxied and self._program is None:
             logger.warning("event=no_toxiproxy %s", MISSING)
 
@@ -97,12 +96,7 @@ class ProxiedCluster:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -135,7 +129,7 @@ class ProxiedCluster:
     def bootstrap(self) -> str:
         if self._toxiproxy is None:
             return self.cluster.bootstrap
-        return ",".join(self._client_sides[one] for one in self.ids)
+        return ",".join(self._client_sides[node_id] for node_id in self.ids)
 
     def direct(self, node_id: int) -> str:
         return self.cluster.addresses(node_id).native
@@ -161,10 +155,10 @@ class ProxiedCluster:
         newest: dict[tuple[str, int], tuple[int, int]] = {}
         for reply in self._ask_all():
             for topic in reply.topics:
-                for one in topic.partitions:
-                    known = newest.get((topic.topic, one.partition), (-1, 0))
-                    told = (one.epoch, 0 if one.leader is None else one.leader)
-                    newest[topic.topic, one.partition] = max(known, told)
+                for partition in topic.partitions:
+                    known = newest.get((topic.topic, partition.partition), (-1, 0))
+                    told = (partition.epoch, 0 if partition.leader is None else partition.leader)
+                    newest[topic.topic, partition.partition] = max(known, told)
         return {
             partition_key: leader
             for partition_key, (_, leader) in sorted(newest.items())
@@ -173,10 +167,10 @@ class ProxiedCluster:
 
     def copies(self) -> dict[tuple[str, int], tuple[int, ...]]:
         return {
-            (topic.topic, one.partition): one.replicas
+            (topic.topic, partition.partition): partition.replicas
             for reply in self._ask_all()
             for topic in reply.topics
-            for one in topic.partitions
+            for partition in topic.partitions
         }
 
     def leader(self, topic: str, partition: int) -> int | None:
@@ -209,7 +203,7 @@ class ProxiedCluster:
         if self.is_running(node_id):
             return
         voters = self.ids[: voter_count(len(self.ids))]
-        others = sum(self.is_running(one) for one in voters if one != node_id)
+        others = sum(self.is_running(voter) for voter in voters if voter != node_id)
         majority = others + (node_id in voters) > len(voters) // 2
         try:
             self.cluster.restart(node_id, RESTART_S if majority else None)
@@ -244,10 +238,10 @@ class ProxiedCluster:
         found: dict[int, dict[str, Setting]] = {}
         for node_id, node in nodes.items():
             peers = self._through(
-                toxiproxy, node_id, "native", {one: nodes[one].native for one in nodes}
+                toxiproxy, node_id, "native", {node: nodes[node].native for node in nodes}
             )
             seats = self._through(
-                toxiproxy, node_id, "raft", {one: nodes[one].raft for one in voters}
+                toxiproxy, node_id, "raft", {voter: nodes[voter].raft for voter in voters}
             )
             outside = toxiproxy.add((CLIENTS, node_id), "client", node.native)
             self._client_sides[node_id] = outside
@@ -258,7 +252,7 @@ class ProxiedCluster:
                 "advertised_port": Address.parse(outside).port,
             }
             if node_id not in voters:
-                settings["seeds"] = ",".join(peers[one] for one in voters)
+                settings["seeds"] = ",".join(peers[voter] for voter in voters)
             found[node_id] = settings
         return found
 
@@ -273,7 +267,7 @@ class ProxiedCluster:
     # Requests.
 
     def _ask_all(self) -> list[MetadataReply]:
-        running = [self.direct(one) for one in self.ids if self.is_running(one)]
+        running = [self.direct(node_id) for node_id in self.ids if self.is_running(node_id)]
         return self._asked(_ask_each(running))
 
     def _asked(self, work: Coroutine[Any, Any, R]) -> R:
@@ -333,8 +327,8 @@ def _table(addresses: Mapping[int, str]) -> str:
 
 async def _ask_each(addresses: Iterable[str]) -> list[MetadataReply]:
     """The answers of the nodes that answer in time."""
-    answers = await asyncio.gather(*(_ask(one) for one in addresses))
-    return [one for one in answers if one is not None]
+    answers = await asyncio.gather(*(_ask(address) for address in addresses))
+    return [answer for answer in answers if answer is not None]
 
 
 async def _ask(address: str) -> MetadataReply | None:

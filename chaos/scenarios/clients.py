@@ -34,7 +34,7 @@ CLIENTS = (
     Scenario(
         name="workers-killed",
         rows=(30,),
-        promise="What a killed worker held is given to another after its lease, once, and counted.",
+        promise="The records of a killed worker go to another after the lease, once, and counted.",
         workloads=mortal_workers,
         plan=(Step(10, Kill("follower", "queues"), 3),),
         rules=PROGRESS,
@@ -43,7 +43,7 @@ CLIENTS = (
     Scenario(
         name="late-acks",
         rows=(31,),
-        promise="What is said about a lease that has ended is refused.",
+        promise="Settlements of a lease that has ended are refused.",
         workloads=late_workers,
         plan=(Step(8, Kill("leader", "queues"), 3),),
         rules=PROGRESS,
@@ -79,7 +79,7 @@ CLIENTS = (
     Scenario(
         name="pause-leader-of-queue",
         rows=(34, 5),
-        promise="A leader of a queue that stood still grants nothing under its old epoch.",
+        promise="A leader of a queue that was paused grants nothing under its old epoch.",
         workloads=queues,
         plan=(Step(2, Pause("leader", "queues"), 8),),
         rules=PROGRESS,
@@ -97,7 +97,7 @@ CLIENTS = (
     Scenario(
         name="kill-coordinator",
         rows=(36,),
-        promise="A group survives its coordinator, and what it stored never goes back.",
+        promise="A group survives its coordinator, and stored positions never go back.",
         workloads=busy_door,
         plan=(Step(4, KillCoordinator(), 3), Step(11, KillCoordinator(), 3)),
         rules=PROGRESS,

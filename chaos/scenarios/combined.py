@@ -12,7 +12,7 @@ COMBINED = (
     Scenario(
         name="pause-then-kill",
         rows=(1, 5),
-        promise="A leader that stands still, and another that is killed meanwhile, cost time only.",
+        promise="A paused leader, and another that is killed meanwhile, cost time only.",
         workloads=everything,
         plan=(
             Step(2, Pause("leader", "appends"), 6, majority=False),
@@ -97,7 +97,7 @@ COMBINED = (
     Scenario(
         name="changes-behind-a-split",
         rows=(8, 39),
-        promise="Topic changes during a split and a kill end in one story.",
+        promise="Topic changes during a split and a kill leave all nodes with the same metadata.",
         workloads=changes,
         plan=(
             Step(2, Isolate("controller", clients=True), 6, majority=False),

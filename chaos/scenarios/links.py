@@ -77,7 +77,7 @@ LINKS = (
     Scenario(
         name="deaf-leader",
         rows=(9,),
-        promise="A leader that sends and hears nothing is replaced without a storm of elections.",
+        promise="A leader that sends and receives nothing is replaced without an election storm.",
         workloads=appends,
         plan=(Step(2, OneWay("leader", "appends"), 8),),
         rules=PROGRESS,
@@ -88,7 +88,7 @@ LINKS = (
     Scenario(
         name="mute-controller",
         rows=(9,),
-        promise="A controller that hears and is not heard is replaced without an election storm.",
+        promise="A controller that reaches nobody is replaced without an election storm.",
         workloads=appends,
         plan=(Step(2, OneWay("controller", mute=True), 8),),
         rules=PROGRESS,
@@ -111,7 +111,7 @@ LINKS = (
     Scenario(
         name="ring-of-three",
         rows=(10,),
-        promise="The same holds for three nodes of which each hears only one.",
+        promise="The same holds for three nodes if each receives only from one.",
         workloads=appends,
         plan=(Step(2, MajoritiesRing(), 8, majority=False),),
         rules=SAFETY,
@@ -235,7 +235,7 @@ LINKS = (
     Scenario(
         name="black-hole-before-leader",
         rows=(18,),
-        promise="The partitions of other leaders go on when one cannot be heard by clients.",
+        promise="The partitions of other leaders go on when one does not answer clients.",
         workloads=appends,
         plan=(Step(2, BlackHole("leader", "appends"), 6, majority=False),),
         rules=SAFETY,
@@ -254,7 +254,7 @@ LINKS = (
     Scenario(
         name="refuse-quiet-leader",
         rows=(7, 15),
-        promise="That holds for one that has nothing to do, too: its followers' silence tells.",
+        promise="That holds for an idle leader, too: its followers stop fetching.",
         workloads=few_appends,
         plan=(Step(2, Refuse("leader", "appends"), 10),),
         rules=SLOW,
@@ -284,7 +284,7 @@ LINKS = (
     Scenario(
         name="firewall-before-leader",
         rows=(7, 18),
-        promise="A leader whom nobody gets an answer from, though it reaches all, is replaced.",
+        promise="A leader that answers nobody, though it reaches all others, is replaced.",
         workloads=appends,
         plan=(Step(2, Refuse("leader", "appends", silent=True), 10),),
         rules=PROGRESS,

@@ -42,16 +42,16 @@ class LogReader:
             await sleep(ERROR_PAUSE_S)
             return
         at = self._scene.clock()
-        for one in records:
+        for record in records:
             self._scene.history.add(
                 Receive(
                     client=self.name,
-                    topic=one.topic,
-                    partition=one.partition,
+                    topic=record.topic,
+                    partition=record.partition,
                     at=at,
                     group=self.name,
-                    offset=one.offset,
-                    value=one.value.decode(),
+                    offset=record.offset,
+                    value=record.value.decode(),
                 )
             )
 

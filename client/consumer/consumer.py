@@ -19,7 +19,6 @@ import asyncio
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from raftq.client.common.backoff import copy_error, out_of_time
@@ -230,12 +229,7 @@ class Consumer(Client):
         leaves."""
         await self._close(is_done=True)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
         # Whoever fails is not done with what it got: it shall get it again.
         await self._close(is_done=kind is None)
 
@@ -311,14 +305,14 @@ class Consumer(Client):
         if not self._unseen or part is None:
             return
         position = self._position(part)
-        kept = [one for one in self._unseen if (one.topic, one.partition) != key]
+        kept = [record for record in self._unseen if (record.topic, record.partition) != key]
         if len(kept) < len(self._unseen):
             self._unseen.clear()
             self._unseen.extend(kept)
             self._positions.move(part, position, None)
 
     def _rewind(self) -> None:
-        for key in {(one.topic, one.partition): None for one in self._unseen}:
+        for key in {(record.topic, record.partition): None for record in self._unseen}:
             self._forget_unseen(key)
         if self._started:
             self._fetcher.wake()
@@ -373,7 +367,7 @@ class Consumer(Client):
     async def _give_up(self, group: OwnedPartitions, keys: list[PartitionKey]) -> None:
         await group.give_up(keys)
         gone = set(keys)
-        kept = [one for one in self._unseen if (one.topic, one.partition) not in gone]
+        kept = [record for record in self._unseen if (record.topic, record.partition) not in gone]
         self._unseen.clear()
         self._unseen.extend(kept)
 
@@ -408,21 +402,23 @@ def _ask_ends(keys: list[PartitionKey]) -> ListOffsets:
 
 
 def _read_ends(reply: ListOffsetsReply) -> Answers[int]:
-    return [((one.topic, one.partition), one.error, one.offset) for one in reply.answers]
+    return [
+        ((answer.topic, answer.partition), answer.error, answer.offset) for answer in reply.answers
+    ]
 
 
 def checked(partitions: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     keys = []
-    for one in partitions:
+    for partition in partitions:
         if (
-            not isinstance(one, tuple | list)
-            or len(one) != 2
-            or not isinstance(one[0], str)
-            or type(one[1]) is not int
-            or one[1] < 0
+            not isinstance(partition, tuple | list)
+            or len(partition) != 2
+            or not isinstance(partition[0], str)
+            or type(partition[1]) is not int
+            or partition[1] < 0
         ):
-            raise InvalidArgument(f"partitions are given as (topic, partition), not {one!r}")
-        keys.append((one[0], one[1]))
+            raise InvalidArgument(f"partitions are given as (topic, partition), not {partition!r}")
+        keys.append((partition[0], partition[1]))
     return keys
 
 

@@ -250,12 +250,12 @@ class Fetcher:
             Fetch(tuple(asked), options.fetch_wait_ms), timeout_s=timeout_s
         )
         hasty = self._loop.time() - began < min(0.005, options.fetch_wait_ms / 2000)
-        for one in reply.message.partitions:
-            held = self._positions.parts.get((one.topic, one.partition))
+        for partition in reply.message.partitions:
+            held = self._positions.parts.get((partition.topic, partition.partition))
             if held is not None and turns.get(held.key) == held.turn:
-                if held.topic_id is None and not one.error:
+                if held.topic_id is None and not partition.error:
                     held.topic_id = ids[held.key]
-                self._take(held, one, reply, hasty)
+                self._take(held, partition, reply, hasty)
 
     def _take(
         self, part: Assigned, one: FetchedPartition, reply: Reply[FetchReply], hasty: bool
@@ -329,7 +329,7 @@ class Fetcher:
         if part.turn != turn or part.fetch_offset is None:
             return
         if len(answers) != 2 or answers[0].error or answers[1].error:
-            code = next((one.error for one in answers if one.error), "remote_protocol")
+            code = next((answer.error for answer in answers if answer.error), "remote_protocol")
             self._failed(part, error_of(code, part))
             return
         self._reset(part, answers[0], answers[1])

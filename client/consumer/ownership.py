@@ -107,7 +107,7 @@ class OwnedPartitions:
 
     def told(self, reply: GroupHeartbeatReply) -> None:
         self._problem = None
-        given = {(one.topic, one.partition): one.owner_epoch for one in reply.assigned}
+        given = {(row.topic, row.partition): row.owner_epoch for row in reply.assigned}
         self._given = given
         for key, holding in list(self.holdings.items()):
             epoch = given.get(key)
@@ -270,7 +270,7 @@ class OwnedPartitions:
 
     async def activate(self) -> list[PartitionKey]:
         """What is claimed becomes readable; to be told to the application."""
-        claimed = [one for one in self.holdings.values() if one.state == "claimed"]
+        claimed = [holding for holding in self.holdings.values() if holding.state == "claimed"]
         if not claimed:
             return []
         keys = [one.key for one in claimed]
@@ -452,6 +452,8 @@ class OwnedPartitions:
 def first_offsets(records: Sequence[Record | Fetched]) -> dict[PartitionKey, int]:
     """The lowest offset of each partition among these, which are in order."""
     found: dict[PartitionKey, int] = {}
-    for one in reversed(records):
-        found[(one.topic, one.partition)] = one.offset if isinstance(one, Record) else one.position
+    for record in reversed(records):
+        found[(record.topic, record.partition)] = (
+            record.offset if isinstance(record, Record) else record.position
+        )
     return found

@@ -72,7 +72,7 @@ class Offsets:
 
 def read_stored(reply: ReadOffsetsReply | StoreOffsetsReply) -> Answers[StoredOffset]:
     """What an answer says of each partition."""
-    return [((one.topic, one.partition), _error(one), one) for one in reply.offsets]
+    return [((offset.topic, offset.partition), _error(offset), offset) for offset in reply.offsets]
 
 
 def _error(one: StoredOffset) -> RaftqError | str:

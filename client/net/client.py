@@ -7,7 +7,6 @@ is cancelled still ends everything, only nobody waits for it.
 """
 
 import asyncio
-from types import TracebackType
 from typing import Self
 
 from raftq.client.common.errors import QueueClosed
@@ -75,10 +74,5 @@ class Client:
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

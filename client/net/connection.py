@@ -26,7 +26,6 @@ import ssl
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
 from raftq.client.common.errors import (
@@ -182,12 +181,7 @@ class Connection(asyncio.BufferedProtocol):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property
@@ -322,10 +316,10 @@ class Connection(asyncio.BufferedProtocol):
         """End requests whose deadline has passed. One timer serves all: it is set to the earliest
         deadline and may ring in vain when that request is done."""
         now = self._loop.time()
-        for pending in [one for one in self._queued if one.deadline <= now]:
+        for pending in [call for call in self._queued if call.deadline <= now]:
             self._queued.remove(pending)
             _time_out(pending, "sent")
-        for pending in [one for one in self._sent.values() if one.deadline <= now]:
+        for pending in [call for call in self._sent.values() if call.deadline <= now]:
             del self._sent[pending.id]
             self._sent_bytes -= pending.size
             self._abandoned[pending.id] = None
@@ -336,7 +330,7 @@ class Connection(asyncio.BufferedProtocol):
             _abort(self)
             return
         self._pump()
-        deadlines = [one.deadline for one in (*self._queued, *self._sent.values())]
+        deadlines = [call.deadline for call in (*self._queued, *self._sent.values())]
         if deadlines:
             self._set_alarm(min(deadlines))
 

@@ -237,7 +237,7 @@ class Routes:
         finally:
             for task in asked:
                 task.cancel()
-        reasons = "; ".join(f"{show(one)}: {failures[one]}" for one in tried)
+        reasons = "; ".join(f"{show(address)}: {failures[address]}" for address in tried)
         raise ConnectFailed(f"no node of the cluster answers (tried {reasons})")
 
     async def _ask(self, address: Address, request: Metadata) -> MetadataReply | RaftqError:

@@ -12,7 +12,6 @@ next `flush` or `close`, so that none is lost in silence.
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import TypeVar, Unpack
 
 from raftq.client.common.backoff import copy_error
@@ -200,12 +199,7 @@ class Producer(Client):
                 self._closing.set_result(None)
         self._raise_unclaimed()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
         try:
             await self.close()
         except RaftqError:

@@ -314,7 +314,7 @@ class QueueClient(QueueBase):
         """Say one thing about many records: "topic:partition:offset" of those of which it could not
         be said, and why."""
         self._ensure_started()
-        failed = await self._settler.settle([receipt_of(one) for one in records], said)
+        failed = await self._settler.settle([receipt_of(record) for record in records], said)
         return [
             (f"{one.partition_key[0]}:{one.partition_key[1]}:{offset}", one.error)
             for one in failed

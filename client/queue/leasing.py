@@ -136,7 +136,7 @@ class Leasing:
             options.group, self.holder, partitions, records_max, options.lease_bytes, lease_ms,
             wait_ms, options.start,
         )  # fmt: skip
-        partition_keys = [(one.topic, one.partition) for one in partitions]
+        partition_keys = [(partition.topic, partition.partition) for partition in partitions]
         try:
             connection = await self._pool.get(address)
             timeout_s = wait_ms / 1000 + ANSWER_S

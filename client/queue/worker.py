@@ -270,13 +270,13 @@ class Worker(QueueBase):
         return None if job.record.lost else partial(self.options.handler, job.record)
 
     def _ended_in_threads(self, calls: list[Ended[Job]]) -> None:
-        for one in calls:
-            if one.item not in self._jobs:
+        for call in calls:
+            if call.item not in self._jobs:
                 continue  # its lease was lost before it began
-            if inspect.isawaitable(one.result):
-                one.item.task = self._tasks.spawn(self._await(one.item, one.result))
+            if inspect.isawaitable(call.result):
+                call.item.task = self._tasks.spawn(self._await(call.item, call.result))
             else:
-                self._done_with(one.item, one.error, one.seconds)
+                self._done_with(call.item, call.error, call.seconds)
         self._wake()
 
     async def _await(self, job: Job, result: Awaitable[Any]) -> None:

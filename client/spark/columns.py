@@ -98,7 +98,9 @@ class Gathered:
             return pa.repeat(pa.scalar(self._topic, pa.string()), self.rows)
         if name == "partition":
             return pa.repeat(pa.scalar(self._partition, pa.int32()), self.rows)
-        chunks = [_spread(name, *one) if type(one) is list else one for one in self._chunks[name]]
+        chunks = [
+            _spread(name, *chunk) if type(chunk) is list else chunk for chunk in self._chunks[name]
+        ]
         made = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
         if name == "timestamp":
             return made.cast(TYPES["timestamp"])

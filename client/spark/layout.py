@@ -116,7 +116,7 @@ class DestinationRouter:
             _delayed(rows),
         ]
         has_keys = "key" in rows.schema.names and rows.column("key").null_count < len(rows)
-        if all(not isinstance(one, list) for one in facts) and (
+        if all(not isinstance(fact, list) for fact in facts) and (
             facts[1] is not None or not has_keys
         ):
             yield Destination(*facts), rows
@@ -128,7 +128,7 @@ class DestinationRouter:
     ) -> Iterator[tuple[Destination, Any]]:
         count = len(rows)
         topics, numbers, lanes, delayed = (
-            one if isinstance(one, list) else [one] * count for one in facts
+            fact if isinstance(fact, list) else [fact] * count for fact in facts
         )
         if has_keys:
             keyed = self._by_key(rows.column("key").to_pylist(), topics)
@@ -192,7 +192,10 @@ def _ms(column: Any, up: bool) -> Any:
 
 
 def _packed(headers: Any) -> bytes:
-    pairs = [(one["key"], one["value"]) if isinstance(one, dict) else one for one in headers or ()]
+    pairs = [
+        (header["key"], header["value"]) if isinstance(header, dict) else header
+        for header in headers or ()
+    ]
     return pack_headers({
         name: value.encode() if isinstance(value, str) else value for name, value in pairs
     })  # fmt: skip

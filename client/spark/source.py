@@ -66,7 +66,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         with Survey(self._options) as survey:
             ranges = planning.batch_ranges(survey, self._options)
-        return [InputPartition(one) for one in planning.tasks(self._options, ranges)]
+        return [InputPartition(task) for task in planning.tasks(self._options, ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_task(partition, self._fields)

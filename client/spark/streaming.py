@@ -140,11 +140,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 gone = {key: UnknownTopic(f"no topic is named {key[0]!r}") for key in begun}
             answers = survey.ask(keys, planning.LATEST, ANSWER_S)
             answers = self._without_doubt(survey, begun, answers)
-            known = [one for one in answers.values() if not isinstance(one, RaftqError)]
+            known = [answer for answer in answers.values() if not isinstance(answer, RaftqError)]
             if known or not keys:
                 return {**gone, **answers}
             if perf_counter() > deadline:
-                problem = next(one for one in answers.values() if isinstance(one, RaftqError))
+                problem = next(
+                    answer for answer in answers.values() if isinstance(answer, RaftqError)
+                )
                 raise RequestTimeout(
                     f"no leader has told its end for {options.poll_timeout_ms} ms "
                     f"(pollTimeoutMs): {problem}"
@@ -176,7 +178,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         ranges = between(from_json(start), from_json(end))
-        return [InputPartition(one) for one in planning.tasks(self._options, ranges)]
+        return [InputPartition(task) for task in planning.tasks(self._options, ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         task = partition.value

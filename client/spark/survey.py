@@ -30,7 +30,7 @@ class _Surveyor(AdminBase):
     async def partition_counts(self, topics: tuple[str, ...] | None) -> dict[str, int]:
         """How many partitions there are, by topic. UnknownTopic for one that is not there."""
         reply = await self.metadata(topics)
-        counts = {one.topic: len(one.partitions) for one in reply.topics if not one.error}
+        counts = {topic.topic: len(topic.partitions) for topic in reply.topics if not topic.error}
         for topic in topics or ():
             if topic not in counts:
                 # A new topic is not known everywhere at once: this waits as long as that may take.
@@ -64,7 +64,9 @@ def _query(key: PartitionKey, point: Point) -> OffsetQuery:
 
 
 def _read(reply: ListOffsetsReply) -> Answers[int]:
-    return [((one.topic, one.partition), one.error, one.offset) for one in reply.answers]
+    return [
+        ((answer.topic, answer.partition), answer.error, answer.offset) for answer in reply.answers
+    ]
 
 
 class Survey(Blocking):
@@ -82,7 +84,7 @@ class Survey(Blocking):
         options = self._options
         if options.assigned:
             counts = self._call(self._client.partition_counts(tuple(options.assigned)))
-            keys = [(topic, one) for topic, parts in options.assigned.items() for one in parts]
+            keys = [(topic, part) for topic, parts in options.assigned.items() for part in parts]
             missing = [key for key in keys if key[1] >= counts[key[0]]]
             if missing:
                 topic, partition = missing[0]
@@ -100,10 +102,10 @@ class Survey(Blocking):
             }
         only = options.partitions
         return sorted(
-            (topic, one)
+            (topic, number)
             for topic, count in counts.items()
-            for one in range(count)
-            if not only or one in only
+            for number in range(count)
+            if not only or number in only
         )
 
     def resolve(self, keys: Iterable[PartitionKey], bound: Bound) -> Offsets:

@@ -142,27 +142,27 @@ def _chosen(names: list[str], everything: bool) -> "list[Scenario]":
 
 def _tell(results: "list[Result]", out: Path, output: Format) -> None:
     counts = {
-        verdict: sum(one.verdict == verdict for one in results)
+        verdict: sum(result.verdict == verdict for result in results)
         for verdict in ("passed", "FAILED", "SKIPPED")
     }
     if output is Format.json:
         print_json(
             [
                 {
-                    "name": one.scenario.name,
-                    "seed": one.seed,
-                    "verdict": one.verdict.lower(),
-                    "seconds": round(one.seconds, 1),
-                    "detail": one.detail,
-                    "figures": one.facts,
+                    "name": result.scenario.name,
+                    "seed": result.seed,
+                    "verdict": result.verdict.lower(),
+                    "seconds": round(result.seconds, 1),
+                    "detail": result.detail,
+                    "figures": result.facts,
                 }
-                for one in results
+                for result in results
             ]
         )
     else:
         told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
         typer.echo(f"{told}; see {out / 'summary.md'}")
-        if skipped := [one.scenario.name for one in results if one.verdict == "SKIPPED"]:
+        if skipped := [result.scenario.name for result in results if result.verdict == "SKIPPED"]:
             typer.echo(f"NOT RUN, so nothing is known about: {', '.join(skipped)}")
     if counts["FAILED"]:
         raise typer.Exit(1)

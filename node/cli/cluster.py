@@ -56,7 +56,7 @@ def nodes(bootstrap: Bootstrap = ANY, output: Output = Format.table) -> None:
         print_json([asdict(one) for one in found])
         return
     columns = list(asdict(found[0])) if found else ["node_id"]
-    table = make_table("Nodes", *(one.replace("_", " ") for one in columns))
+    table = make_table("Nodes", *(column.replace("_", " ") for column in columns))
     for one in found:
         add_row(table, *(_cell(value) for value in asdict(one).values()))
     open_console().print(table)
@@ -150,10 +150,10 @@ def _drained(node_id: int, leading: int | None, what: str, output: Format) -> No
 
 
 def _parse_ids(text: str) -> list[int]:
-    parts = [one.strip() for one in text.split(",")]
-    if not all(one.isascii() and one.isdecimal() and len(one) < 11 for one in parts):
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 11 for part in parts):
         raise InvalidArgument(f"{text!r} is not a list of node ids like 1,2,3")
-    ids = [int(one) for one in parts]
+    ids = [int(part) for part in parts]
     if len(set(ids)) != len(ids):
         raise InvalidArgument(f"{text!r} names a node twice")
     return ids

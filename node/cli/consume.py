@@ -102,7 +102,7 @@ def consume(  # noqa: PLR0913 - what can be said about reading
     ends = _ends(described, partition)
     printer = RecordPrinter(output)
     with open_consumer(bootstrap) as consumer:
-        consumer.assign([(topic, one) for one in ends])
+        consumer.assign([(topic, end) for end in ends])
         for one in ends:
             place.seek(consumer, topic, one)
         reading = Reading(consumer, topic, {} if follow else ends, most)
@@ -176,7 +176,7 @@ class Reading:
         if self._follow:
             wanted = records
         else:
-            wanted = [one for one in records if one.offset < self._ends[one.partition]]
+            wanted = [record for record in records if record.offset < self._ends[record.partition]]
             for one in records:
                 self._reached(one.partition, one.offset + 1, self._ends[one.partition])
         if self._left is not None:
@@ -194,7 +194,7 @@ class Reading:
 
 def _ends(described: "TopicDescription", partitions: list[int] | None) -> dict[int, int]:
     """Where the wanted partitions end now."""
-    known = {one.partition: one for one in described.partitions}
+    known = {partition.partition: partition for partition in described.partitions}
     wanted = list(dict.fromkeys(partitions)) if partitions else list(known)
     missing = [one for one in wanted if one not in known]
     if missing:
@@ -270,10 +270,10 @@ class RecordPrinter:
             return
         if self._output is RecordFormat.raw:
             stream = typer.get_binary_stream("stdout")
-            stream.write(b"".join(one.value + b"\n" for one in records))
+            stream.write(b"".join(record.value + b"\n" for record in records))
             stream.flush()
         elif self._output is RecordFormat.json:
-            found = [record_json(one) | self._more(one) for one in records]
+            found = [record_json(record) | self._more(record) for record in records]
             lines = [json.dumps(one, ensure_ascii=False) for one in found]
             typer.echo("".join(f"{line}\n" for line in lines), nl=False)
         else:
@@ -287,10 +287,10 @@ class RecordPrinter:
             table.add_column(name, width=width, no_wrap=True)
         table.add_column("key", width=16, no_wrap=True)
         table.add_column("value", ratio=1, no_wrap=True)
-        for one in records:
-            key = "" if one.key is None else as_text(one.key)[0]
-            place = (str(one.partition), str(one.offset), LANES[one.priority])
-            add_row(table, *place, moment(one.timestamp / 1000), key, as_text(one.value)[0])
+        for record in records:
+            key = "" if record.key is None else as_text(record.key)[0]
+            place = (str(record.partition), str(record.offset), LANES[record.priority])
+            add_row(table, *place, moment(record.timestamp / 1000), key, as_text(record.value)[0])
         return table
 
 

@@ -73,12 +73,12 @@ def describe(group: Group, bootstrap: Bootstrap = ANY, output: Output = Format.t
     columns = ("topic", "partition", "position", "end", "lag", "in flight", "waiting", "member")
     places = make_table("", *columns)
     places.title = None
-    for one in found.partitions:
-        position = "" if one.position is None else str(one.position)
-        counts = (one.high_watermark, one.lag, one.in_flight, one.waiting)
-        paused = " (paused)" if one.paused else ""
-        place = (one.topic, str(one.partition), position + paused)
-        add_row(places, *place, *map(str, counts), one.member)
+    for partition in found.partitions:
+        position = "" if partition.position is None else str(partition.position)
+        counts = (partition.high_watermark, partition.lag, partition.in_flight, partition.waiting)
+        paused = " (paused)" if partition.paused else ""
+        place = (partition.topic, str(partition.partition), position + paused)
+        add_row(places, *place, *map(str, counts), partition.member)
     console.print(places)
 
 
@@ -143,29 +143,31 @@ def group_json(found: "GroupDescription") -> dict[str, Any]:
         "lag": found.lag,
         "members": [
             {
-                "member_id": one.member_id,
-                "client_id": one.client_id,
-                "instance_id": one.instance_id,
-                "host": one.host,
-                "topics": list(one.topics),
-                "assigned": [{"topic": at.topic, "partition": at.partition} for at in one.assigned],
-                "heartbeat_age_ms": one.heartbeat_age_ms,
+                "member_id": member.member_id,
+                "client_id": member.client_id,
+                "instance_id": member.instance_id,
+                "host": member.host,
+                "topics": list(member.topics),
+                "assigned": [
+                    {"topic": at.topic, "partition": at.partition} for at in member.assigned
+                ],
+                "heartbeat_age_ms": member.heartbeat_age_ms,
             }
-            for one in found.members
+            for member in found.members
         ],
         "partitions": [
             {
-                "topic": one.topic,
-                "partition": one.partition,
-                "position": one.position,
-                "high_watermark": one.high_watermark,
-                "lag": one.lag,
-                "member": one.member,
-                "in_flight": one.in_flight,
-                "waiting": one.waiting,
-                "paused": one.paused,
-                "counters": dict(one.counters or {}),
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "position": partition.position,
+                "high_watermark": partition.high_watermark,
+                "lag": partition.lag,
+                "member": partition.member,
+                "in_flight": partition.in_flight,
+                "waiting": partition.waiting,
+                "paused": partition.paused,
+                "counters": dict(partition.counters or {}),
             }
-            for one in found.partitions
+            for partition in found.partitions
         ],
     }

@@ -119,7 +119,7 @@ def _parse_settings(pairs: list[str]) -> "dict[str, Setting]":
     found: dict[str, Setting] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
-        if not equals or not all(one.isidentifier() for one in name.split(".")):
+        if not equals or not all(part.isidentifier() for part in name.split(".")):
             raise InvalidArgument(f"--set {pair}: not NAME=VALUE")
         if text in ("true", "false"):
             found[name] = text == "true"
@@ -177,10 +177,10 @@ def _watch(cluster: "LocalCluster", stopped: threading.Event, output: Format) ->
 
 def _announce(cluster: "LocalCluster", output: Format) -> None:
     directory = cluster.files.directory
-    rows = [cluster.addresses(one) for one in cluster.ids]
+    rows = [cluster.addresses(node_id) for node_id in cluster.ids]
     if output is Format.json:
         facts = {"data": directory, "bootstrap": cluster.bootstrap}
-        print_json(facts | {"nodes": [_row(one) for one in rows]})
+        print_json(facts | {"nodes": [_row(row) for row in rows]})
         return
     table = make_table(f"Cluster in {directory}", "node", "pid", "native", "http", "raft")
     for one in rows:

@@ -47,10 +47,10 @@ def node(  # noqa: PLR0913 - what can be said about a node
     from raftq.node.launch import launch  # noqa: PLC0415
 
     arguments: dict[str, str] = {name: given[name] for name in OPTIONS if given[name] is not None}
-    for one in settings or []:
-        name, equals, value = one.partition("=")
+    for setting in settings or []:
+        name, equals, value = setting.partition("=")
         if not name or not equals:
-            raise InvalidArgument(f"--set {one}: not NAME=VALUE")
+            raise InvalidArgument(f"--set {setting}: not NAME=VALUE")
         arguments[name] = value
     loaded = load_config(config, arguments=arguments)
     if check:

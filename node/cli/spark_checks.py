@@ -36,7 +36,7 @@ def need_spark() -> None:
 
 def names(text: str) -> tuple[str, ...]:
     """The names of a list by comma."""
-    return tuple(dict.fromkeys(one.strip() for one in text.split(",") if one.strip()))
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def need_topics(bootstrap: str, topics: Sequence[str], pattern: str = "", suffix: str = "") -> None:

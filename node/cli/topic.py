@@ -81,9 +81,9 @@ def describe(topic: Topic, bootstrap: Bootstrap = ANY, output: Output = Format.t
     if found.config:
         console.print(settings)
     console.print(partitions_table([found]))
-    for one in found.partitions:
-        if one.waits_for:
-            typer.echo(f"{printable(topic)}/{one.partition} {waits(one.waits_for)}")
+    for partition in found.partitions:
+        if partition.waits_for:
+            typer.echo(f"{printable(topic)}/{partition.partition} {waits(partition.waits_for)}")
 
 
 @topic_app.command()
@@ -158,8 +158,8 @@ def topic_json(found: "TopicDescription") -> dict[str, Any]:
         "replication": found.replication,
         "config": dict(found.config),
         "partitions": [
-            {"partition": one.partition} | {name: getattr(one, name) for name in names}
-            for one in found.partitions
+            {"partition": partition.partition} | {name: getattr(partition, name) for name in names}
+            for partition in found.partitions
         ],
     }
 
@@ -168,18 +168,18 @@ def partitions_table(topics: "Sequence[TopicDescription]") -> Any:
     columns = ("topic", "partition", "leader", "epoch", "replicas", "isr", "moves to", "offsets")
     table = make_table("Partitions", *columns)
     for topic in topics:
-        for one in topic.partitions:
-            known = one.start_offset is not None
+        for partition in topic.partitions:
+            known = partition.start_offset is not None
             add_row(
                 table,
                 topic.name,
-                str(one.partition),
-                "none" if one.leader is None else str(one.leader),
-                str(one.epoch),
-                _ids(one.replicas),
-                _ids(one.isr),
-                _ids(one.target),
-                f"{one.start_offset}..{one.high_watermark}" if known else "",
+                str(partition.partition),
+                "none" if partition.leader is None else str(partition.leader),
+                str(partition.epoch),
+                _ids(partition.replicas),
+                _ids(partition.isr),
+                _ids(partition.target),
+                f"{partition.start_offset}..{partition.high_watermark}" if known else "",
             )
     return table
 
@@ -190,7 +190,7 @@ def waits(nodes: Sequence[int]) -> str:
 
 
 def _ids(nodes: Sequence[int]) -> str:
-    return ",".join(str(one) for one in nodes)
+    return ",".join(str(node) for node in nodes)
 
 
 def _done(output: Format, topic: str, what: str, **facts: int) -> None:

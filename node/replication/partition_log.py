@@ -469,7 +469,7 @@ class PartitionLog:
     # The follower writes
 
     def subscribes(self) -> None:
-        """Assume that readable records are missing here until the leader's batches show otherwise."""
+        """Assume that readable records are missing here until batches show otherwise."""
         self._current = False
 
     def take(self, raw: Buffer, high_watermark: int, start_offset: int) -> None:

@@ -5,7 +5,6 @@ import io
 import json as json_module
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -293,12 +292,7 @@ class Rest:
         self._session = aiohttp.ClientSession(f"http://127.0.0.1:{self.server.port}")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._session.close()
         await self.server.stop()
 

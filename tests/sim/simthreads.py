@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from random import Random
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from simdisk import SimCrash
@@ -145,11 +145,6 @@ class Lock:
         self._threads.wait(self)
         self.held = True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.held = False
         self._threads.wake(self)

@@ -63,7 +63,7 @@ def dead_letter_report(
 def _of_letters(chosen: Selection) -> Selection:
     """The topics of the letters. A pattern, so that a topic that has none is no error."""
     if chosen.topics:
-        names = [re.escape(one.removesuffix(DLQ_SUFFIX)) for one in chosen.topics]
+        names = [re.escape(topic.removesuffix(DLQ_SUFFIX)) for topic in chosen.topics]
         pattern = "|".join(names)
     else:
         pattern = chosen.pattern or ".*"

@@ -79,7 +79,7 @@ def _panel(axes: "Axes", topic: str, points: list[Point]) -> None:
         heights = [point.values[name] for point in points]
         axes.plot(times, heights, color=colour, marker=mark, markersize=3, linewidth=1.5,
                   label=name.removesuffix("_ms"))  # fmt: skip
-    _latency_axis(axes, min(min(one.values.values()) for one in points), max(highest))
+    _latency_axis(axes, min(min(point.values.values()) for point in points), max(highest))
     axes.margins(x=0.01)
     axes.set_title(label(topic), loc="left", fontsize=11, color=INK)
     quiet_axes(axes)

@@ -50,15 +50,16 @@ def draw_letters(figures: LetterFigures) -> "Figure":
 def _over_time(axes: "Axes", figures: LetterFigures) -> None:
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - optional, and slow to load
 
-    buckets = sorted({one for points in figures.by_reason.values() for one in points})
+    buckets = sorted({point for points in figures.by_reason.values() for point in points})
     # Bars stand on the beginning of their bucket and are as wide as it, in days.
     width = figures.bucket_ms / DAY_MS * BAR
     floor = dict.fromkeys(buckets, 0)
     for number, (reason, points) in enumerate(figures.by_reason.items()):
         colour = COLOURS[number] if number < len(COLOURS) else REST
-        heights = [points.get(one, 0) for one in buckets]
+        heights = [points.get(bucket, 0) for bucket in buckets]
         axes.bar(
-            [day(one) for one in buckets], heights, width, [floor[one] for one in buckets],
+            [day(bucket) for bucket in buckets], heights, width,
+            [floor[bucket] for bucket in buckets],
             align="edge", color=colour, label=f"{label(reason)}: {sum(heights):,}",
         )  # fmt: skip
         for one, height in zip(buckets, heights, strict=True):

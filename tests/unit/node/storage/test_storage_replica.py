@@ -153,7 +153,7 @@ def test_nothing_of_a_piece_with_one_bad_batch_is_written(open_log: Open) -> Non
         with pytest.raises((CorruptBatch, UnknownFormat)):
             follower.append_stamped(bad)
         assert (follower.end_offset, follower.size_bytes) == before
-    refuse(follower, raw, f"offset 0 came where {follower.end_offset} is due")
+    refuse(follower, raw, f"offset 0 arrived where {follower.end_offset} is due")
     refuse(follower, raw[start:-1], "cut|no batch|bytes left")
     refuse(follower, raw[start:] + b"x", "bytes left")
     follower.append_stamped(raw[start:])
