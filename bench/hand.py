@@ -267,7 +267,7 @@ class Delay(Role):
         began = clock()
         for at in range(count):
             due = first_ms + at * 1000 / rate
-            await send(self.topic, pack(due) + padding, deliver_at=due)
+            await send(self.topic, pack(due) + padding, deliver_at=due / 1000)
         await self._producer.flush()
         return {"count": count, "seconds": clock() - began}
 

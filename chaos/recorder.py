@@ -293,7 +293,7 @@ async def publish(producer: Producer, history: History, clock: Clock, noted: Pub
             noted.value.encode(),
             partition=noted.partition,
             priority=noted.priority,
-            deliver_at=noted.deliver_at * 1000 or None,
+            deliver_at=noted.deliver_at or None,
             ttl=ttl,
         )
         appended = await delivery

@@ -85,7 +85,7 @@ class LoadSender:
                 key=f"{noted.client}/{noted.priority}".encode() if keyed else None,
                 partition=None if keyed else noted.partition,
                 priority=noted.priority,
-                deliver_at=noted.deliver_at * 1000 or None,
+                deliver_at=noted.deliver_at or None,
                 ttl=ttl,
             )
         except RaftqError as error:

@@ -121,8 +121,8 @@ class Producer(Blocking):
     ) -> Delivery:
         """Take a record for sending; blocks while the buffer is full, at most `max_block_ms`.
 
-        `delay` (seconds) or `deliver_at` (ms since 1970, or a datetime) hide it until then, `ttl`
-        (seconds, from when it is due) ends it.
+        `delay` (seconds) or `deliver_at` (a datetime, or seconds since 1970) hides it until then,
+        `ttl` (seconds, from when it is due) ends it.
         """
         if self._refusal is not None:
             self._refuse()

@@ -14,6 +14,12 @@ def duration_s(option: str, text: str | None) -> float | None:
         raise InvalidArgument(f"{option} {text!r:.40} {error}") from None
 
 
+def time_s(option: str, text: str | None) -> float | None:
+    """Seconds since 1970 of "2026-01-31T12:00:00Z"."""
+    ms = time_ms(option, text)
+    return None if ms is None else ms / 1000
+
+
 def time_ms(option: str, text: str | None) -> int | None:
     """Milliseconds since 1970 of "2026-01-31T12:00:00Z"."""
     if text is None:

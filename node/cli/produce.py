@@ -20,7 +20,7 @@ import typer
 from raftq.client.common.errors import InvalidArgument
 from raftq.client.wire.record import VALUE_BYTES_MAX, Headers
 from raftq.node.cli.bootstrap import ANY, Bootstrap, open_producer
-from raftq.node.cli.moments import duration_s, time_ms
+from raftq.node.cli.moments import duration_s, time_s
 from raftq.node.cli.output import (
     Format,
     Output,
@@ -77,7 +77,7 @@ class Sending:
     priority: str | int
     partition: int | None
     delay: float | None = None
-    deliver_at: int | None = None
+    deliver_at: float | None = None
     ttl: float | None = None
 
     @property
@@ -156,7 +156,7 @@ def produce(  # noqa: PLR0913 - what can be said about records
         priority=int(priority) if priority.isdecimal() else priority,
         partition=partition,
         delay=duration_s("--delay", delay),
-        deliver_at=time_ms("--deliver-at", deliver_at),
+        deliver_at=time_s("--deliver-at", deliver_at),
         ttl=duration_s("--ttl", ttl),
     )
     source = _source(values or [], file, count, size)

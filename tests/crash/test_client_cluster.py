@@ -74,7 +74,7 @@ def test_workers_finish_everything_while_leaders_are_killed(cluster: LocalCluste
                 if number % 5 == 0:
                     due = int(time.time() * 1000) + 1_500
                     value += b"@%d" % due
-                    delivery = await producer.send("jobs", value, deliver_at=due)
+                    delivery = await producer.send("jobs", value, deliver_at=due / 1000)
                 else:
                     delivery = await producer.send("jobs", value)
                 sent.append((value, delivery))

@@ -9,7 +9,7 @@ from fake_cluster import fake_cluster, lost, simulate
 
 from raftq.aio import Appended, Producer
 from raftq.client.common.errors import InvalidArgument, NotLeader, UnknownTopic
-from raftq.client.common.times import record_times
+from raftq.client.common.times import due_ms, record_times
 from raftq.client.producer.outbox import Times
 from raftq.client.wire.batch import FLAG_DELIVER_AT, decode
 
@@ -28,24 +28,35 @@ def wall_ms() -> int:
         ((-3.5, None, None), (0, 0)),
         ((0.0001, None, None), (NOW + 2, 0)),
         ((5, None, None), (NOW + 5_001, 0)),
-        ((None, NOW, None), (0, 0)),
-        ((None, NOW - 1, None), (0, 0)),
-        ((None, NOW + 1, None), (NOW + 1, 0)),
-        ((None, NOW + 0.5, None), (NOW + 1, 0)),
+        ((None, NOW / 1000, None), (0, 0)),
+        ((None, NOW / 1000 - 0.001, None), (0, 0)),
+        ((None, 0, None), (0, 0)),
+        ((None, NOW // 1000 + 1, None), (NOW + 1_000, 0)),
+        ((None, NOW / 1000 + 0.0005, None), (NOW + 1, 0)),
         ((None, datetime.fromtimestamp(NOW / 1000 + 2, UTC), None), (NOW + 2_000, 0)),
         ((None, None, 1.5), (0, NOW + 1_500)),
-        ((None, NOW + 10, 1), (NOW + 10, NOW + 1_010)),
+        ((None, (NOW + 10) / 1000, 1), (NOW + 10, NOW + 1_010)),
     ],
 )
 def test_times_are_rounded_up_and_the_past_is_now(said: Any, times: Times) -> None:
     assert record_times(*said, NOW) == times
 
 
+def test_whole_milliseconds_survive_the_way_through_seconds() -> None:
+    for more in range(1, 2_000):
+        assert due_ms(None, (NOW + more) / 1000, NOW) == NOW + more
+
+
+def test_a_time_in_milliseconds_is_refused_and_the_error_names_the_unit() -> None:
+    with pytest.raises(InvalidArgument, match="deliver_at .* is in seconds"):
+        due_ms(None, NOW + 60_000, NOW)
+
+
 @pytest.mark.parametrize(
     "said",
     [
-        (1, NOW + 1, None), ("1", None, None), (True, None, None), (float("nan"), None, None),
-        (float("inf"), None, None), (1e12, None, None), (None, NOW + 10**15, None),
+        (1, NOW / 1000 + 1, None), ("1", None, None), (True, None, None), (float("nan"), None, None),
+        (float("inf"), None, None), (1e12, None, None), (None, NOW / 1000 + 10**12, None),
         (None, "tomorrow", None), (None, None, 0), (None, None, -1), (None, None, "x"),
     ],
 )  # fmt: skip
@@ -65,8 +76,8 @@ def test_delayed_records_go_in_batches_of_their_own_with_their_own_numbers() -> 
                 await producer.send("t", b"now"),
                 await producer.send("t", b"later", delay=2, priority="high"),
                 await producer.send("t", b"past", delay=-1),
-                await producer.send("t", b"at", key=b"k", deliver_at=NOW + 9, ttl=1),
-                await producer.send("t", b"at 2", deliver_at=NOW + 8, headers={"a": b"1"}),
+                await producer.send("t", b"at", key=b"k", deliver_at=(NOW + 9) / 1000, ttl=1),
+                await producer.send("t", b"at 2", deliver_at=(NOW + 8) / 1000, headers={"a": b"1"}),
             ]
             results = [await one for one in sent]
             assert results[0] == Appended("t", 0, 0, NOW)

@@ -335,7 +335,7 @@ def test_records_are_produced_for_later_and_with_an_end(world):
     world.topics["orders"] = [[]]
     run_lines("produce", "orders", "a", "--delay", "1h30m", "--ttl", "250ms")
     run_lines("produce", "orders", "a", "--deliver-at", "2026-01-01T00:00:00Z")
-    assert world.times == [(5400.0, None, 0.25), (None, MOMENT_MS, None)]
+    assert world.times == [(5400.0, None, 0.25), (None, MOMENT_MS / 1000, None)]
     for option, wrong in (("--delay", "soon"), ("--ttl", "5"), ("--deliver-at", "tomorrow")):
         assert_refused(run("produce", "orders", "a", option, wrong), 2, option, wrong)
 
