@@ -19,7 +19,8 @@ from raftq.client.common.errors import RaftqError, RequestTimeout
 from raftq.client.net.transport import run
 from raftq.client.producer.producer import Producer
 from raftq.client.results import TopicDescription
-from raftq.client.sync.clients import Admin, Consumer
+from raftq.client.sync.admin import Admin
+from raftq.client.sync.consumer import Consumer
 from raftq_bench.cluster_runs import (
     ClusterSettings,
     Target,

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from raftq.client.net.transport import new_event_loop
 from raftq.client.producer.producer import Producer as AsyncProducer
-from raftq.client.sync.clients import Consumer, Producer
+from raftq.client.sync.consumer import Consumer
+from raftq.client.sync.producer import Producer
 from raftq_bench.bare_socket import BareClient, BareReader, bare_nodes
 from raftq_bench.cluster_runs import (
     RECORDS_PER_BATCH,

@@ -8,7 +8,8 @@ from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 from raftq.client.producer.producer import Producer as AsyncProducer
-from raftq.client.sync.clients import Admin, Producer
+from raftq.client.sync.admin import Admin
+from raftq.client.sync.producer import Producer
 from raftq.client.wire.batch import encode
 from raftq_bench.bare_socket import BareLatency, bare_nodes
 from raftq_bench.cluster_flow import AsyncSide, Timed

@@ -9,7 +9,7 @@ from raftq.client.common.errors import RaftqError, RequestTimeout
 from raftq.client.net.connection import Connection
 from raftq.client.net.transport import run
 from raftq.client.options import addresses
-from raftq.client.sync.clients import Admin
+from raftq.client.sync.admin import Admin
 from raftq.client.wire.admin_messages import CreateTopic, DeleteTopic
 from raftq.client.wire.messages import Metadata
 from raftq_bench.cluster_runs import (

@@ -12,7 +12,7 @@ from raftq.chaos.harness.local_cluster import LocalCluster
 from raftq.chaos.harness.local_files import Setting
 from raftq.client.common.errors import InvalidArgument
 from raftq.client.options import ProducerOptions
-from raftq.client.sync.clients import Admin
+from raftq.client.sync.admin import Admin
 from raftq.client.wire.batch import encode
 from raftq_bench.report import Bar, Result
 from raftq_bench.runner import VALUE_BYTES, Settings, Timing, make_values

@@ -8,7 +8,8 @@ from operator import attrgetter
 
 from raftq.client.common.errors import RequestTimeout
 from raftq.client.results import Record
-from raftq.client.sync.clients import Consumer, Producer
+from raftq.client.sync.consumer import Consumer
+from raftq.client.sync.producer import Producer
 from raftq_bench.bare_socket import BareReader, bare_nodes
 from raftq_bench.cluster_flow import FETCH_BYTES, POLL_RECORDS, Timed, compare
 from raftq_bench.cluster_runs import (

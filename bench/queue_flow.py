@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from raftq.client.sync.clients import Producer
+from raftq.client.sync.producer import Producer
 from raftq.node.queue.core.lanes import LANE_NAMES, STARVATION_S, WEIGHTS
 from raftq_bench.bare_socket import bare_nodes
 from raftq_bench.cluster_runs import ClusterSettings, Target, target, tell

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from raftq.client.common.errors import RequestTimeout
-from raftq.client.sync.clients import Consumer
+from raftq.client.sync.consumer import Consumer
 from raftq.client.wire.batch import encode
 from raftq_bench.bare_socket import BareLatency, bare_nodes
 from raftq_bench.cluster_runs import (

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from raftq.client.sync.clients import Producer
-from raftq.client.sync.queue import QueueClient, Worker
+from raftq.client.sync.producer import Producer
+from raftq.client.sync.queue_client import QueueClient
+from raftq.client.sync.worker import Worker
 from raftq_bench.cluster_runs import ClusterSettings, Target, target
 from raftq_bench.queue_flow import IN_FLIGHT_MAX, LEASE_RECORDS, NODES, PARTITIONS, Supply
 from raftq_bench.report import Bar, Result

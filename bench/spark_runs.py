@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raftq.client.common.errors import InternalError
-from raftq.client.sync.clients import Producer
+from raftq.client.sync.producer import Producer
 from raftq_bench.cluster_runs import ClusterSettings, Line, Target, target, tell
 from raftq_bench.processes import Seen, all_processes, below, peak_mb
 from raftq_bench.report import Bar, Result

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from raftq.client.common.errors import InternalError
-from raftq.client.sync.clients import Producer
+from raftq.client.sync.producer import Producer
 from raftq_bench.cluster_runs import ClusterSettings, Line, quantile
 from raftq_bench.report import Bar, Result
 from raftq_bench.runner import make_values

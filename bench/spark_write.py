@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from raftq.client.common.errors import InternalError
-from raftq.client.sync.clients import Consumer
+from raftq.client.sync.consumer import Consumer
 from raftq_bench.cluster_runs import ClusterSettings, Line
 from raftq_bench.report import Bar, Result
 from raftq_bench.runner import endless, make_batches, make_values

@@ -17,7 +17,8 @@ from typing import Any
 
 from raftq.chaos.harness.local_cluster import LocalCluster
 from raftq.client.common.errors import ConfigError, RaftqError, RequestTimeout
-from raftq.client.sync.clients import Admin, Consumer
+from raftq.client.sync.admin import Admin
+from raftq.client.sync.consumer import Consumer
 from raftq.cluster.metadata.topic_config import is_internal
 from raftq_demo.checks import Check
 

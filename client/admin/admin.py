@@ -1,26 +1,54 @@
-"""Shell: the asyncio admin client: topics, replicas and nodes; with its bases also groups, dead
-letters, delayed records and partitions that nobody leads."""
+"""Shell: the asyncio admin client.
+
+    async with Admin("127.0.0.1:7070") as admin:
+        await admin.create_topic("orders", partitions=6)
+
+The other modules of this package say how each kind of verb reaches the cluster; requests.py sends
+what they ask.
+"""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import TypeVar, Unpack
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from heapq import merge
+from itertools import islice
+from typing import Literal, Unpack
 
-from raftq.client.admin.base import topic_info
-from raftq.client.admin.dead_letters import LetterAdmin
-from raftq.client.admin.groups import GroupAdmin
-from raftq.client.admin.pages import PageAdmin
-from raftq.client.admin.recovery import RecoveryAdmin
-from raftq.client.admin.totals import TotalsAdmin
-from raftq.client.common.backoff import Backoff, out_of_time
+from raftq.client.admin import delays, groups, letters, recovery, totals
+from raftq.client.admin.groups import ResetTo
+from raftq.client.admin.letter_filter import LetterFilter
+from raftq.client.admin.recovery import Leaderless
+from raftq.client.admin.requests import AdminRequests, topic_info
+from raftq.client.admin.results import (
+    DeadLetter,
+    DelayedPage,
+    DelayedRecord,
+    DelaySums,
+    DelayTotals,
+    GroupDescription,
+    LetterPage,
+    LetterPlace,
+    LetterVerb,
+    QueueSums,
+    Swept,
+    dead_letter,
+)
+from raftq.client.admin.topics import describe, offsets_of
 from raftq.client.common.errors import (
     Detail,
+    FencedEpoch,
+    GroupNotEmpty,
+    InvalidArgument,
     RaftqError,
     TopicExists,
+    UnknownGroup,
     UnknownTopic,
 )
-from raftq.client.common.tasks import sleep
+from raftq.client.common.names import DLQ_SUFFIX
+from raftq.client.consumer.pages import Page, Position
+from raftq.client.net.client import Client
 from raftq.client.options import AdminOptions, AdminSettings, Bootstrap
-from raftq.client.results import PartitionDescription, TopicDescription
+from raftq.client.results import TopicDescription
 from raftq.client.wire.admin_messages import (
     AddPartitions,
     AlterTopic,
@@ -30,26 +58,39 @@ from raftq.client.wire.admin_messages import (
     DeleteTopic,
     DrainNode,
     MoveReplicas,
+    RecoverPartition,
     RemoveNode,
 )
-from raftq.client.wire.messages import (
-    ListOffsets,
-    MetadataReply,
-    NodeInfo,
-    OffsetQuery,
-    TopicInfo,
-    WireMessage,
-)
+from raftq.client.wire.group_messages import DeleteGroup, GroupSummary, Mode
+from raftq.client.wire.messages import NodeInfo
+from raftq.client.wire.queue_messages import DelayStats, DescribeQueue, ListDelayed, SteerGroup
 
-R = TypeVar("R", bound=WireMessage)
-Offsets = dict[int, tuple[int, int]]  # partition -> start_offset, high_watermark
+ALL_LETTERS = LetterFilter()
+START = Position()
+PAGE_BYTES = 8 * 1024 * 1024
 
 
-class Admin(GroupAdmin, LetterAdmin, RecoveryAdmin, PageAdmin, TotalsAdmin):
-    """Administrates the cluster. Settings are the fields of AdminOptions."""
+class Admin(Client):
+    """Administrates the cluster: topics, nodes, groups, dead letters, delayed records.
+
+        async with Admin("127.0.0.1:7070") as admin:
+            ...
+
+    Settings are the fields of AdminOptions.
+    """
 
     def __init__(self, bootstrap: Bootstrap, **settings: Unpack[AdminSettings]) -> None:
-        super().__init__(bootstrap, AdminOptions(**settings))
+        self.options = AdminOptions(**settings)
+        super().__init__(bootstrap, self.options, "admin client")
+        self._started_requests: AdminRequests
+
+    def _on_start(self) -> None:
+        self._started_requests = AdminRequests(self._routes, self._pool, self.options)
+
+    @property
+    def _requests(self) -> AdminRequests:
+        self._ensure_started()
+        return self._started_requests
 
     # Topics.
 
@@ -62,134 +103,437 @@ class Admin(GroupAdmin, LetterAdmin, RecoveryAdmin, PageAdmin, TotalsAdmin):
     ) -> TopicDescription:
         """Create a topic and wait until all its partitions have leaders that answer."""
         request = CreateTopic(name, partitions or 0, replication or 0, dict(config or {}))
-        await self._request(request, TopicExists)
+        await self._requests.send(request, TopicExists)
         return await self._until_served(name, 1)
 
     async def delete_topic(self, name: str) -> None:
-        await self._request(DeleteTopic(name), UnknownTopic)
+        """Delete a topic and all its records."""
+        await self._requests.send(DeleteTopic(name), UnknownTopic)
 
     async def alter_topic(self, name: str, config: Mapping[str, Detail]) -> None:
-        """Change these settings; None takes one back to its default."""
-        await self._request(AlterTopic(name, dict(config)))
+        """Change these settings of a topic. The value None restores the default."""
+        await self._requests.send(AlterTopic(name, dict(config)))
 
     async def add_partitions(self, name: str, total: int) -> TopicDescription:
         """Give a topic `total` partitions and wait until the new ones have leaders."""
-        await self._request(AddPartitions(name, total))
+        await self._requests.send(AddPartitions(name, total))
         return await self._until_served(name, total)
 
     async def list_topics(self) -> list[str]:
-        return sorted(topic.topic for topic in (await self.metadata(None)).topics)
+        """The names of all topics."""
+        return sorted(topic.topic for topic in (await self._requests.metadata(None)).topics)
 
     async def describe_topic(self, name: str) -> TopicDescription:
-        """A topic with its partitions, and their offsets as far as their leaders answer."""
-        reply = await self.metadata((name,))
+        """A topic with its partitions, and their offsets where the leader answers."""
+        requests = self._requests
+        reply = await requests.metadata((name,))
         info = topic_info(reply, name)
-        return _description(info, await self._offsets(info, reply))
+        return describe(info, await offsets_of(requests, info, reply))
 
     async def describe_topics(self) -> list[TopicDescription]:
         """All topics, without offsets."""
-        reply = await self.metadata(None)
-        topics = [_description(info, {}) for info in reply.topics if not info.error]
-        return sorted(topics, key=lambda one: one.name)
+        reply = await self._requests.metadata(None)
+        found = [describe(info, {}) for info in reply.topics if not info.error]
+        return sorted(found, key=lambda one: one.name)
+
+    async def _until_served(self, name: str, partitions: int) -> TopicDescription:
+        missing: list[int] = []
+
+        async def look() -> TopicDescription | None:
+            nonlocal missing
+            try:
+                found = await self.describe_topic(name)
+            except UnknownTopic:
+                missing = [0]  # this node does not know the topic yet
+                return None
+            missing = [one.partition for one in found.partitions if one.start_offset is None]
+            return found if not missing and len(found.partitions) >= partitions else None
+
+        return await self._requests.until(
+            look,
+            lambda time: (
+                f"topic {name!r} is there, but after {time} no leader answers for partitions "
+                f"{missing[:10]}"
+            ),
+        )
 
     # Replicas and nodes.
 
     async def move_replica(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
         """Start moving a partition to these nodes, the preferred leader first."""
-        await self._request(MoveReplicas(topic, partition, tuple(replicas)))
+        await self._requests.send(MoveReplicas(topic, partition, tuple(replicas)))
 
     async def drain(
         self, node_id: int, drain: bool = True, decommission: bool = False, force: bool = False
     ) -> int:
-        """Move leadership away from a node (`drain=False` lets it come back), with `decommission`
-        its replicas too; the number of partitions it still leads."""
-        return (await self._request(DrainNode(node_id, drain, decommission, force))).leading
+        """Move leadership away from a node, with `decommission` its replicas too.
+
+        `drain=False` lets leadership come back. Returns the number of partitions that the node
+        still leads.
+        """
+        request = DrainNode(node_id, drain, decommission, force)
+        return (await self._requests.send(request)).leading
 
     async def remove_node(self, node_id: int) -> None:
-        await self._request(RemoveNode(node_id))
+        """Forget a node that has no replicas."""
+        await self._requests.send(RemoveNode(node_id))
 
     async def nodes(self) -> list[NodeInfo]:
-        return sorted((await self.metadata(())).nodes, key=lambda node: node.node_id)
+        """The nodes of the cluster."""
+        return sorted((await self._requests.metadata(())).nodes, key=lambda node: node.node_id)
 
     async def cluster_status(self) -> ClusterStatusReply:
-        return await self._request(ClusterStatus())
+        """The state of the metadata quorum and its controller, as one node knows it."""
+        return await self._requests.send(ClusterStatus())
 
-    # How.
-
-    async def _until_served(self, name: str, partitions: int) -> TopicDescription:
-        options = self.options
-        backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_ms_max, options.rng)
-        missing: list[int] = []
-        try:
-            async with asyncio.timeout(options.timeout_ms / 1000):
-                while True:
-                    try:
-                        found = await self.describe_topic(name)
-                        missing = [
-                            one.partition for one in found.partitions if one.start_offset is None
-                        ]
-                        if not missing and len(found.partitions) >= partitions:
-                            return found
-                    except UnknownTopic:
-                        missing = [0]  # this node has not heard of it yet
-                    await sleep(backoff.next_s())
-        except TimeoutError:
-            raise out_of_time(
-                f"topic {name!r} is there, but after {options.timeout_ms} ms no leader answers for "
-                f"partitions {missing[:10]}",
-                None,
-            ) from None
-
-    async def _offsets(self, info: TopicInfo, reply: MetadataReply) -> Offsets:
-        """Both ends of each partition whose leader answers."""
-        addresses = {node.node_id: (node.host, node.port) for node in reply.nodes}
-        by_leader: dict[tuple[str, int], list[int]] = {}
-        for part in info.partitions:
-            if part.leader is not None and part.leader in addresses:
-                by_leader.setdefault(addresses[part.leader], []).append(part.partition)
-        found: Offsets = {}
-        asked = [
-            self._tasks.spawn(self._ask_offsets(address, info.topic, numbers, found))
-            for address, numbers in by_leader.items()
+    async def leaderless(
+        self, topic: str | None = None, partition: int | None = None
+    ) -> list[Leaderless]:
+        """Partitions that have no leader, with what is known of their copies."""
+        requests = self._requests
+        reply = await requests.metadata(None if topic is None else (topic,))
+        infos = list(reply.topics) if topic is None else [topic_info(reply, topic)]
+        found = [
+            (info, one)
+            for info in infos
+            for one in info.partitions
+            if one.leader is None and partition in (None, one.partition)
         ]
-        if asked:
-            try:
-                await asyncio.wait(asked)
-            finally:
-                for task in asked:
-                    task.cancel()
-        return found
+        return await recovery.describe_leaderless(requests, reply, found)
 
-    async def _ask_offsets(
-        self, address: tuple[str, int], topic: str, numbers: list[int], found: Offsets
-    ) -> None:
-        queries = []
-        for number in numbers:
-            queries += [
-                OffsetQuery(topic, number, "earliest"),
-                OffsetQuery(topic, number, "latest"),
-            ]
-        try:
-            connection = await self._pool.get(address)
-            answers = (await connection.request(ListOffsets(tuple(queries)))).message.answers
-        except RaftqError:
-            return  # its partitions have no offsets then
-        starts, ends = answers[::2], answers[1::2]
-        for start, end in zip(starts, ends, strict=False):
-            if not start.error and not end.error and start.partition == end.partition:
-                found[start.partition] = (start.offset, end.offset)
+    async def recover(self, topic: str, partition: int, version: int | None = None) -> int:
+        """Give up the isr of a partition that has no leader. Returns the new leader.
 
-
-def _description(info: TopicInfo, offsets: Offsets) -> TopicDescription:
-    parts = []
-    for one in info.partitions:
-        start, end = offsets.get(one.partition, (None, None))
-        parts.append(
-            PartitionDescription(
-                *(one.partition, one.leader, one.epoch, one.replicas, one.isr, one.target),
-                start_offset=start,
-                high_watermark=end,
-                waits_for=one.waits_for,
+        The longest of the copies that are alive leads; what only the others had is lost. With the
+        `version` of a result of `leaderless`, it is refused if anything changed since then.
+        """
+        requests = self._requests
+        info, one = await recovery.find_partition(requests, topic, partition)
+        if one.leader is not None:
+            raise InvalidArgument(
+                f"node {one.leader} of the isr of {topic}/{partition} is alive, and leads it"
             )
+        wanted = one.version if version is None else version
+        await requests.send(RecoverPartition(info.topic_id, partition, wanted), FencedEpoch)
+
+        async def look() -> int | None:
+            nonlocal one
+            _, one = await recovery.find_partition(requests, topic, partition)
+            return one.leader
+
+        return await requests.until(
+            look,
+            lambda time: (
+                f"{topic}/{partition} waits for the ends of the copies on nodes "
+                f"{list(one.waits_for)}, {time} after it was recovered"
+            ),
         )
-    return TopicDescription(info.topic, info.topic_id, info.config, tuple(parts))
+
+    # Groups.
+
+    async def list_groups(self) -> list[GroupSummary]:
+        """The groups that have, or had, members."""
+        requests = self._requests
+        attempts = requests.attempts("ListGroups")
+        while True:
+            nodes = [node for node in (await requests.metadata(())).nodes if node.alive]
+            found = await asyncio.gather(*[groups.groups_of(requests, node) for node in nodes])
+            errors = [one for one in found if isinstance(one, RaftqError)]
+            if not errors:
+                break
+            await attempts.failed(errors[0])
+        by_name = {one.group: one for some in found if isinstance(some, list) for one in some}
+        return [by_name[name] for name in sorted(by_name)]
+
+    async def describe_group(self, group: str) -> GroupDescription:
+        """Members, and for each partition the position and the lag. UnknownGroup when the cluster
+        does not know the group."""
+        requests = self._requests
+        known = await groups.coordinated(requests, group)
+        if known is None:
+            parts = await groups.partitions_of(requests, group)
+            if not parts:
+                raise UnknownGroup(f"no group is named {group!r}")
+            mode: Mode = "queue" if any(one.counters for one in parts) else "stream"
+            return GroupDescription(group, "empty", mode, 0, None, (), tuple(parts))
+        parts = await groups.partitions_of(requests, group, known.topics, known.mode)
+        if known.mode == "stream":
+            owners = {
+                (given.topic, given.partition): member.member_id
+                for member in known.members
+                for given in member.assigned
+            }
+            parts = [
+                replace(one, member=owners.get((one.topic, one.partition), "")) for one in parts
+            ]
+        return GroupDescription(
+            group,
+            known.state,
+            known.mode,
+            known.generation,
+            known.coordinator,
+            known.members,
+            tuple(parts),
+        )
+
+    async def reset_group(
+        self,
+        group: str,
+        topic: str,
+        to: ResetTo = "earliest",
+        partition: int | None = None,
+        force: bool = False,
+    ) -> dict[int, int]:
+        """Move the group to an end of the log, an offset, or a time (a datetime).
+
+        Returns the new offset of each partition. GroupNotEmpty while the group has readers, which
+        would store their own positions over it, unless `force`.
+        """
+        requests = self._requests
+        known = await groups.coordinated(requests, group)
+        if known is not None and known.members and known.mode == "stream" and not force:
+            raise GroupNotEmpty(f"group {group!r} has {len(known.members)} members that read")
+        point = groups.reset_point(to)
+        answers = await requests.ask_leaders(
+            {
+                key: SteerGroup(group, *key, "reset", *point)
+                for key in await requests.topic_keys(topic, partition)
+            }
+        )
+        return {key[1]: reply.offset for key, reply in answers.items()}
+
+    async def delete_group(self, group: str) -> None:
+        """Forget a group, its positions and everything it settled. GroupNotEmpty while it has
+        members."""
+        requests = self._requests
+        parts = await groups.partitions_of(requests, group)
+        known = True
+        try:
+            await requests.ask_coordinator(group, DeleteGroup(group))
+        except UnknownGroup:
+            known = False
+        if not known and not parts:
+            raise UnknownGroup(f"no group is named {group!r}")
+        keys = [(one.topic, one.partition) for one in parts]
+        await groups.steer(requests, group, keys, "delete", UnknownGroup)
+
+    async def pause_group(self, group: str, topic: str | None = None) -> None:
+        """Lease nothing to this group until `resume_group`, in one topic or in all its topics."""
+        requests = self._requests
+        await groups.steer(requests, group, await groups.keys_of(requests, group, topic), "pause")
+
+    async def resume_group(self, group: str, topic: str | None = None) -> None:
+        """End a pause, in one topic or in all topics of the group."""
+        requests = self._requests
+        await groups.steer(requests, group, await groups.keys_of(requests, group, topic), "resume")
+
+    async def purge_group(self, group: str, topic: str | None = None) -> int:
+        """Settle all records that are there now for this group. Returns the number of records that
+        the group had not settled before."""
+        requests = self._requests
+        keys = await groups.keys_of(requests, group, topic)
+        return await groups.steer(requests, group, keys, "purge")
+
+    async def queue_groups(self, topic: str, partition: int) -> list[str]:
+        """The groups that the leader of a partition knows."""
+        key = topic, partition
+        reply = await self._requests.ask_leader(key, DescribeQueue(*key))
+        return [one.group for one in reply.message.groups]
+
+    async def stored_offsets(self, group: str, topics: Iterable[str]) -> dict[str, dict[int, int]]:
+        """Where a group goes on, by topic and partition. For a queue group it is the offset up to
+        which everything is settled."""
+        requests = self._requests
+        asked = {key: DescribeQueue(*key, group) for key in await requests.keys(topics)}
+        offsets: dict[str, dict[int, int]] = {}
+        for (topic, number), reply in (await requests.ask_leaders(asked)).items():
+            for one in reply.groups:
+                if one.group == group:
+                    at = one.settled_offset if one.stored_offset < 0 else one.stored_offset
+                    offsets.setdefault(topic, {})[number] = at
+        return offsets
+
+    async def queue_sums(self, topics: Iterable[str]) -> QueueSums:
+        """Deliveries of these topics to all groups, in one sum."""
+        return await totals.queue_sums(self._requests, topics)
+
+    # Records.
+
+    async def read_page(
+        self,
+        topic: str,
+        partition: int,
+        position: Position = START,
+        limit: int = 100,
+        bytes_max: int = PAGE_BYTES,
+    ) -> Page:
+        """Records that can be read now, at most `limit` and about `bytes_max` bytes.
+
+        At least one record, if there is one. OffsetOutOfRange when the partition does not have the
+        offset.
+        """
+        requests = self._requests
+        size = limit, bytes_max
+        return await requests.pages.read((topic, partition), position, size, requests.timeout_s)
+
+    # Dead letters. `topic` is "orders" or "orders.dlq".
+
+    async def dead_letters(
+        self, topic: str, limit: int = 100, which: LetterFilter = ALL_LETTERS
+    ) -> list[DeadLetter]:
+        """The dead letters of a topic that `which` selects, at most `limit`."""
+        requests = self._requests
+        name = await letters.letters_topic_of(requests, topic)
+        found = [] if name is None else await letters.browse(requests, name, which, limit)
+        return [dead_letter(one) for one in found]
+
+    async def redrive(
+        self,
+        topic: str,
+        limit: int | None = None,
+        rate: float | None = None,
+        which: LetterFilter = ALL_LETTERS,
+    ) -> int:
+        """Send dead letters back to where they came from, at most `rate` a second. Returns the
+        number of letters."""
+        return await self._sweep(topic, "redrive", which, limit, rate)
+
+    async def purge(
+        self, topic: str, limit: int | None = None, which: LetterFilter = ALL_LETTERS
+    ) -> int:
+        """Forget dead letters for good. Returns the number of letters."""
+        return await self._sweep(topic, "purge", which, limit, None)
+
+    async def _sweep(
+        self,
+        topic: str,
+        verb: LetterVerb,
+        which: LetterFilter,
+        limit: int | None,
+        rate: float | None,
+    ) -> int:
+        requests = self._requests
+        name = await letters.letters_topic_of(requests, topic)
+        if name is None:
+            return 0
+        return (await letters.sweep(requests, name, verb, which, limit, letters.Pace(rate))).count
+
+    async def letter_page(
+        self,
+        topic: str,
+        which: LetterFilter = ALL_LETTERS,
+        place: LetterPlace | None = None,
+        limit: int = 100,
+    ) -> LetterPage:
+        """Dead letters of a dead-letter topic ("orders.dlq") from a place on, as they are stored.
+
+        Where few letters match, a page may have less than `limit` letters and still have a next
+        one.
+        """
+        return await letters.page(self._requests, topic, which, place, limit)
+
+    async def sweep_letters(
+        self,
+        topic: str,
+        verb: Literal["redrive", "purge"],
+        which: LetterFilter,
+        limit: int,
+        rate: float | None = None,
+        seconds: float = 20.0,
+    ) -> Swept:
+        """Redrive or purge letters of a dead-letter topic for at most about `seconds`.
+
+        At most `rate` letters a second. Letters that are done do not come up again, so the next
+        call goes on where this one ends.
+        """
+        pace = letters.Pace(rate, seconds)
+        return await letters.sweep(self._requests, topic, verb, which, limit, pace)
+
+    async def parked_letters(self, topic: str) -> int:
+        """The number of records that were given up but whose dead letters are refused.
+
+        They are not settled and are tried again now and then. The log of the leading node says why.
+        """
+        keys = await self._requests.topic_keys(topic.removesuffix(DLQ_SUFFIX))
+        answers = await self._requests.ask_leaders({key: DescribeQueue(*key) for key in keys})
+        counts = [one.counters.get("parked", 0) for each in answers.values() for one in each.groups]
+        return sum([count for count in counts if isinstance(count, int)])
+
+    # Delayed records.
+
+    async def delayed(
+        self, topic: str, limit: int = 100, partition: int | None = None, values: bool = False
+    ) -> list[DelayedRecord]:
+        """Records that are not yet due, in the order they are due. With `values` they have key,
+        value and headers."""
+        if type(limit) is not int or limit < 1:
+            raise InvalidArgument(f"limit must be at least 1, not {limit!r}")
+        requests = self._requests
+        numbers = await requests.partitions(topic, partition)
+        found = await asyncio.gather(
+            *[delays.delayed(requests, topic, number, limit, values) for number in numbers]
+        )
+        rows = [one for some in found for one in some]
+        return sorted(rows, key=lambda one: (one.deliver_at, one.partition, one.offset))[:limit]
+
+    async def delayed_page(self, topic: str, skip: int = 0, limit: int = 100) -> DelayedPage:
+        """Records that are not yet due, in the order they are due, without the first `skip`."""
+        requests = self._requests
+        keys = await requests.topic_keys(topic)
+        answers = await requests.ask_leaders(
+            {key: ListDelayed(*key, 0, skip + limit) for key in keys}
+        )
+        rows = [
+            [(one.deliver_at, key[1], one.offset, one.priority) for one in reply.records]
+            for key, reply in answers.items()
+        ]
+        records = [
+            DelayedRecord(topic, number, offset, due, priority)
+            for due, number, offset, priority in islice(merge(*rows), skip, skip + limit)
+        ]
+        return DelayedPage(records, sum([reply.pending for reply in answers.values()]))
+
+    async def find_delayed(
+        self, topic: str, offset: int, partition: int | None = None
+    ) -> DelayedRecord | None:
+        """The delayed record with this offset, in one partition or in the first that has one."""
+        requests = self._requests
+        keys = [key for key in await requests.topic_keys(topic) if partition in (None, key[1])]
+        answers = await requests.try_leaders({key: ListDelayed(*key, 0, 1, offset) for key in keys})
+        problem: RaftqError | None = None
+        for key, reply in answers.items():
+            if isinstance(reply, RaftqError):
+                problem = reply
+            elif reply.records:
+                one = reply.records[0]
+                return DelayedRecord(*key, one.offset, one.deliver_at, one.priority)
+        if problem is not None:
+            raise problem
+        return None
+
+    async def delay_sums(self, topics: Iterable[str]) -> DelaySums:
+        """Delayed records of these topics, in one sum."""
+        return await totals.delay_sums(self._requests, topics)
+
+    async def cancel_delayed(
+        self, topic: str, partition: int, offsets: int | Iterable[int]
+    ) -> list[int]:
+        """Cancel delayed records by the offsets that `send` or `delayed` gave them.
+
+        Returns the offsets of the records that were pending; nobody will see these records.
+        """
+        wanted = (offsets,) if isinstance(offsets, int) else tuple(offsets)
+        return await delays.cancel(self._requests, topic, partition, wanted)
+
+    async def delay_totals(self, topic: str) -> DelayTotals:
+        """How many records of a topic are delayed, and what became of earlier ones."""
+        keys = await self._requests.topic_keys(topic)
+        answers = await self._requests.ask_leaders({key: DelayStats(*key) for key in keys})
+        parts = list(answers.values())
+        return DelayTotals(
+            sum([one.pending for one in parts]),
+            sum([one.scheduled for one in parts]),
+            sum([one.fired for one in parts]),
+            sum([one.cancelled for one in parts]),
+            max([one.late_ms_max for one in parts], default=0),
+        )

@@ -1,13 +1,15 @@
 """What the admin client says about groups, dead letters and delayed records. (Pure.)"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
+from raftq.client.common.names import DLQ_HEADER
 from raftq.client.results import Record
 from raftq.client.wire.group_messages import MemberInfo, Mode
+from raftq.client.wire.layout import LANE_COUNT
 
-DLQ_HEADER = "x-dlq-"
-DLQ_SUFFIX = ".dlq"
+LetterVerb = Literal["browse", "redrive", "purge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,62 @@ class DelayTotals:
     fired: int = 0
     cancelled: int = 0
     late_ms_max: int = 0
+
+
+class LetterPlace(NamedTuple):
+    """Where a page of dead letters begins."""
+
+    partition: int = 0
+    offset: int = 0
+
+
+@dataclass(slots=True)
+class LetterPage:
+    """Dead letters as they are stored. `next` is None when there are no more."""
+
+    records: list[Record]
+    next: LetterPlace | None = None
+
+
+@dataclass(slots=True)
+class Swept:
+    """How many letters were sent back or forgotten; `complete` when no match is left."""
+
+    count: int
+    complete: bool
+
+
+@dataclass(slots=True)
+class DelayedPage:
+    """Delayed records in the order they are due, and how many the topic has in all."""
+
+    records: list[DelayedRecord]
+    pending: int
+
+
+@dataclass(slots=True)
+class DelaySums:
+    """Delayed records of some topics; all but `pending` since the leaders took over."""
+
+    pending: int = 0
+    fired: int = 0
+    cancelled: int = 0
+    delay_ms_sum: int = 0
+    missing: int = 0
+    """Partitions whose leader did not answer."""
+
+
+@dataclass(slots=True)
+class QueueSums:
+    """Deliveries of some topics to all groups. `counters` has the nodes' own names."""
+
+    counters: dict[str, int] = field(default_factory=dict)
+    lanes: list[int] = field(default_factory=lambda: [0] * LANE_COUNT)
+    lane_wait_ms: list[int] = field(default_factory=lambda: [0] * LANE_COUNT)
+    in_flight: int = 0
+    letters: int = 0
+    """Dead letters that are neither sent back nor forgotten."""
+    missing: int = 0
 
 
 def dead_letter(record: Record) -> DeadLetter:

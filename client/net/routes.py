@@ -130,6 +130,17 @@ class Routes:
         if self._problem is not None:
             raise copy_error(self._problem)
 
+    async def refresh_patiently(self, began: float) -> None:
+        """Ask again until a node answers. Raises when none does for `bootstrap_ms` from `began`."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return await self.refresh()
+            except RaftqError:
+                if self._stopped or loop.time() - began >= self._options.bootstrap_ms / 1000:
+                    raise
+            await sleep(self._options.retry_backoff_ms_max / 1000)
+
     async def topic(self, name: str) -> TopicInfo:
         """A topic's routes, asked for until they are known.
 
@@ -140,13 +151,7 @@ class Routes:
         self.want((name,))
         began = loop.time()
         while (info := self.topics.get(name)) is None:
-            try:
-                await self.refresh()
-            except RaftqError:
-                if self._stopped or loop.time() - began >= self._options.bootstrap_ms / 1000:
-                    raise
-                await sleep(self._options.retry_backoff_ms_max / 1000)
-                continue
+            await self.refresh_patiently(began)
             if self.is_missing(name, loop.time()):
                 self.unwant(name)
                 raise UnknownTopic(f"no topic is named {name!r}")

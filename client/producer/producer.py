@@ -12,7 +12,7 @@ next `flush` or `close`, so that none is lost in silence.
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TypeVar, Unpack
+from typing import TypedDict, TypeVar, Unpack
 
 from raftq.client.common.backoff import copy_error
 from raftq.client.common.errors import (
@@ -38,6 +38,17 @@ CLOSE_S_DEFAULT = 30.0
 _INT_64 = range(-(1 << 63), 1 << 63)
 
 C = TypeVar("C")
+
+
+class SendColumns(TypedDict, total=False):
+    """Columns of `send_many`. Each has one item for every value."""
+
+    headers: Sequence[Headers | None] | None
+    priorities: Sequence[str | int] | None
+    partitions: Sequence[int | None] | None
+    timestamps: Sequence[int | None] | None
+    times: Sequence[Times] | None
+    """When a record is due and when it ends, in ms since 1970. 0 means at once, and never."""
 
 
 class Producer(Client):
@@ -94,56 +105,40 @@ class Producer(Client):
                 if delivery.closed_batch():
                     await yield_to_loop()  # for whoever only sends would never let it be sent
                 return delivery
-        times = None if plain else self.times(delay, deliver_at, ttl)
-        self.check(value, key, headers, priority, partition, timestamp)
+        times = None if plain else self._times(delay, deliver_at, ttl)
+        self._check(value, key, headers, priority, partition, timestamp)
         delivery = offer(topic, value, key, headers, priority, partition, timestamp, times)
         while delivery is None:
-            await self.make_room(topic, partition)
+            await self._make_room(topic, partition)
             delivery = offer(topic, value, key, headers, priority, partition, timestamp, times)
         if delivery.closed_batch():
             await yield_to_loop()
         return delivery
 
-    async def send_many(  # noqa: PLR0913 - the columns of records
+    async def send_many(
         self,
         topic: str,
         values: Sequence[bytes],
         keys: Sequence[bytes | None] | None = None,
         priority: str | int = "normal",
         partition: int | None = None,
-        *,
-        headers: Sequence[Headers | None] | None = None,
-        priorities: Sequence[str | int] | None = None,
-        partitions: Sequence[int | None] | None = None,
-        timestamps: Sequence[int | None] | None = None,
-        times: Sequence[Times] | None = None,
         partial: bool = False,
+        **columns: Unpack[SendColumns],
     ) -> Deliveries:
         """Take many records at once, column by column; much cheaper than one `send` for each.
 
-        `priority` and `partition` are for all records; `priorities` and `partitions` have one for
-        each. `times` has for each record, in ms since 1970, when it is due and when it ends; 0
-        means at once, or never. With `partial`, records for which no room comes are failed
-        deliveries; without it, that is raised.
+        `priority` and `partition` are for all records; the fields of SendColumns have one item for
+        each. With `partial`, records for which no room comes are failed deliveries; without it,
+        that is raised.
         """
         self._ensure_started()
         while topic not in self._accumulator.topics:
-            await self.make_room(topic)
-        lane_of(priority)
-        groups: list[tuple[str | int, int | None, SendRows]]
-        if all(one is None for one in (headers, priorities, partitions, timestamps, times)):
-            deliveries, plain = self.split(topic, values, keys, partition)
-            groups = [(priority, number, rows) for number, rows in plain]
-        else:
-            lanes = [priority] * len(values) if priorities is None else priorities
-            numbers = [partition] * len(values) if partitions is None else partitions
-            given = None if headers is None else [one or None for one in headers]
-            more = MoreColumns(given, timestamps, times)
-            deliveries, groups = self._split_rows(topic, values, keys, (lanes, numbers), more)
+            await self._make_room(topic)
+        deliveries, groups = self._split_many(topic, values, keys, (priority, partition), columns)
         try:
             for lane, number, rows in groups:
                 while not self._accumulator.offer_many(topic, rows, lane, number, deliveries):
-                    await self.make_room(topic, number)
+                    await self._make_room(topic, number)
         except RaftqError as error:
             if not partial:
                 raise
@@ -160,7 +155,7 @@ class Producer(Client):
             if topic in self._accumulator.topics:
                 await self._routes.refresh()
             else:
-                await self.make_room(topic)
+                await self._make_room(topic)
 
     async def flush(
         self,
@@ -208,7 +203,7 @@ class Producer(Client):
 
     # Shared with the blocking form.
 
-    def times(
+    def _times(
         self, delay: float | None, deliver_at: float | datetime | None, ttl: float | None
     ) -> Times | None:
         """When a record is due and when it ends; None when it is like any other."""
@@ -217,7 +212,7 @@ class Producer(Client):
         times = record_times(delay, deliver_at, ttl, self.options.wall_ms())
         return times if any(times) else None
 
-    def check(
+    def _check(
         self,
         value: bytes,
         key: bytes | None,
@@ -252,7 +247,32 @@ class Producer(Client):
                 raise InvalidArgument(f"a {name} must be a whole number or None, not {number!r}")
         _check_partition(partition)
 
-    def split(
+    def _split_many(
+        self,
+        topic: str,
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None,
+        common: tuple[str | int, int | None],
+        columns: SendColumns,
+    ) -> tuple[Deliveries, list[tuple[str | int, int | None, SendRows]]]:
+        """Checked rows by priority and partition; `common` has those of rows that name none."""
+        priority, partition = common
+        lane_of(priority)
+        if all(column is None for column in columns.values()):
+            deliveries, plain = self._split(topic, values, keys, partition)
+            return deliveries, [(priority, number, rows) for number, rows in plain]
+        lanes = columns.get("priorities")
+        numbers = columns.get("partitions")
+        headers = columns.get("headers")
+        choices = (
+            [priority] * len(values) if lanes is None else lanes,
+            [partition] * len(values) if numbers is None else numbers,
+        )
+        given = None if headers is None else [one or None for one in headers]
+        more = MoreColumns(given, columns.get("timestamps"), columns.get("times"))
+        return self._split_rows(topic, values, keys, choices, more)
+
+    def _split(
         self,
         topic: str,
         values: Sequence[bytes],
@@ -359,7 +379,7 @@ class Producer(Client):
         if longest > KEY_BYTES_MAX:
             raise TooLarge(f"a key of {longest} bytes is over the limit of {KEY_BYTES_MAX}")
 
-    async def make_room(self, topic: str, partition: int | None = None) -> None:
+    async def _make_room(self, topic: str, partition: int | None = None) -> None:
         """Wait until an offer that was turned down is worth repeating."""
         block_s = self.options.max_block_ms / 1000
         accumulator = self._accumulator
@@ -371,16 +391,16 @@ class Producer(Client):
         if accumulator.lacks(topic, partition):
             await self._learn_partition(topic, partition, block_s)
             return
-        self.push_all()
+        self._push_all()
         room: asyncio.Future[None] = self._loop.create_future()
         accumulator.starving.append(room)
         try:
             async with asyncio.timeout(block_s):
                 await room
         except TimeoutError:
-            raise self.no_room() from None
+            raise self._no_room() from None
 
-    def push_all(self) -> None:
+    def _push_all(self) -> None:
         """Send everything now; on the loop."""
         if not self._ended:
             self._sender.push(self._accumulator.push_out())
@@ -406,7 +426,7 @@ class Producer(Client):
                 f"topic {topic!r} has {len(known.outboxes)} partitions, so no partition {partition}"
             )
 
-    def no_room(self) -> RaftqError:
+    def _no_room(self) -> RaftqError:
         options = self.options
         return Throttled(
             f"the buffer of {options.buffer_bytes} bytes stayed full for {options.max_block_ms} ms"

@@ -29,7 +29,7 @@ from raftq.client.options import Address, Bootstrap
 from raftq.client.queue.leased import LeasedRecord, Receipt, receipt_of
 from raftq.client.queue.leasing import Leasing, Partitions
 from raftq.client.queue.options import QueueOptions, QueueSettings
-from raftq.client.queue.settling import SettleFailure, Settlement, Settler
+from raftq.client.queue.settling import SettleFailure, Settlement, Settler, Verb
 from raftq.client.wire.group_messages import GroupHeartbeatReply, Owned
 from raftq.client.wire.schema import TEXT_MAX
 
@@ -98,7 +98,13 @@ class QueueBase(Client):
 
 
 class QueueClient(QueueBase):
-    """Leases and settles records. Settings are the fields of QueueOptions."""
+    """Leases records and settles them.
+
+        async with QueueClient("127.0.0.1:7070", group="emails", topics=["orders"]) as queue:
+            ...
+
+    Settings are the fields of QueueOptions. A record is settled by itself or by its receipt.
+    """
 
     def __init__(self, bootstrap: Bootstrap, **settings: Unpack[QueueSettings]) -> None:
         self.options = QueueOptions(**settings)
@@ -124,8 +130,11 @@ class QueueClient(QueueBase):
         timeout: float = 1.0,  # noqa: ASYNC109 - as in the blocking form
         visibility_timeout: float | None = None,
     ) -> list[LeasedRecord]:
-        """Records that belong to this client until their lease ends, at most `max_records`; [] when
-        none comes in time."""
+        """At most `max_records` records that no other client gets until their lease ends.
+
+        Waits up to `timeout` seconds for the first one, and returns [] when none comes. A lease
+        lasts `visibility_timeout` seconds.
+        """
         self._ensure_started()
         if type(max_records) is not int or not 1 <= max_records <= RECORDS_MAX:
             raise InvalidArgument(f"max_records is 1 to {RECORDS_MAX}, not {max_records!r}")
@@ -273,30 +282,35 @@ class QueueClient(QueueBase):
     # Settling.
 
     async def ack(self, record: Proof) -> None:
-        """The record is done with. LeaseLost when it is not this client's to say so any more."""
+        """Settle a record: it is not delivered to this group again. LeaseLost when the lease has
+        ended."""
         await self._settle([record], Settlement("ack"))
 
     async def ack_many(self, records: Iterable[Proof]) -> None:
-        """All of these are. Those that can be settled are; then the first error is raised."""
+        """Ack many records. Every record that can be acked is; afterwards the first error, if any,
+        is raised."""
         await self._settle(records, Settlement("ack"))
 
     async def nack(self, record: Proof, delay: float | None = None, error: str = "") -> None:
-        """It failed: again after `delay` seconds, or after the backoff of its attempts; when those
-        are used up it becomes a dead letter, with `error`."""
+        """Have a record delivered again because it failed.
+
+        It comes after `delay` seconds, or after the backoff of its attempts. When all attempts are
+        used up, it becomes a dead letter with the text `error`.
+        """
         delay_ms = None if delay is None else milliseconds(delay, "delay")
         await self._settle([record], Settlement("nack", delay_ms, "", error[:TEXT_MAX]))
 
     async def postpone(self, record: Proof, delay: float) -> None:
-        """Not now: again after `delay` seconds, no attempt spent."""
+        """Have a record delivered again after `delay` seconds. This does not spend an attempt."""
         await self._settle([record], Settlement("postpone", milliseconds(delay, "delay")))
 
     async def reject(self, record: Proof, reason: str = "", error: str = "") -> None:
-        """It will never work: a dead letter now."""
+        """Make a record a dead letter now, because it will never succeed."""
         said = Settlement("reject", None, reason[:TEXT_MAX], error[:TEXT_MAX])
         await self._settle([record], said)
 
     async def extend(self, record: Proof, extension: float) -> int:
-        """The lease ends `extension` seconds from now, which is returned in ms since 1970."""
+        """Let the lease end `extension` seconds from now. Returns that time in ms since 1970."""
         extension_ms = milliseconds(extension, "extension")
         await self._settle([record], Settlement("extend", extension_ms))
         deadline = self.options.wall_ms() + extension_ms
@@ -305,16 +319,26 @@ class QueueClient(QueueBase):
         return deadline
 
     async def release(self, record: Proof) -> None:
-        """Not this client: again at once for others, no attempt spent."""
+        """Give a record back: others get it at once. This does not spend an attempt."""
         await self._settle([record], Settlement("release"))
 
     async def settle_many(
-        self, records: Iterable[Proof], said: Settlement
+        self,
+        records: Iterable[Proof],
+        verb: Verb,
+        delay: float | None = None,
+        reason: str = "",
+        error: str = "",
     ) -> list[tuple[str, RaftqError]]:
-        """Say one thing about many records: "topic:partition:offset" of those of which it could not
-        be said, and why."""
+        """Do the same with many records: ack, nack, postpone, reject, extend or release them.
+
+        `delay` (seconds) is for nack, postpone and extend. Returns "topic:partition:offset" of each
+        record that could not be settled, with its error.
+        """
         self._ensure_started()
-        failed = await self._settler.settle([receipt_of(record) for record in records], said)
+        delay_ms = None if delay is None else milliseconds(delay, "delay")
+        settlement = Settlement(verb, delay_ms, reason[:TEXT_MAX], error[:TEXT_MAX])
+        failed = await self._settler.settle([receipt_of(record) for record in records], settlement)
         return [
             (f"{one.partition_key[0]}:{one.partition_key[1]}:{offset}", one.error)
             for one in failed

@@ -1,11 +1,11 @@
 """Shell: acks, nacks and the like on their way to the leaders, many in one request.
 
-What is said alike about records of one partition waits for its turn together: while a request is
-under way, those that come later gather for the next. An attempt of unknown outcome is repeated; a
-lease that is gone then is what was asked for, so it counts as done:
+Equal settlements of one partition share requests: while a request is under way, those that come
+later wait together for the next one. An attempt of unknown outcome is repeated. When the repetition
+finds one of these, the first attempt took effect, so it counts as done:
 
     ack, reject                settled already
-    nack, postpone, release    not leased any more: it comes again, or has come again
+    nack, postpone, release    not leased any more: the record comes again, or has come again
 """
 
 import asyncio
@@ -29,7 +29,7 @@ REQUESTS_MAX = 2  # of one kind and partition under way
 
 
 class Settlement(NamedTuple):
-    """What is said about records."""
+    """What a holder does with leased records."""
 
     verb: Verb
     delay_ms: int | None = None
@@ -38,7 +38,7 @@ class Settlement(NamedTuple):
 
 
 class SettleFailure(NamedTuple):
-    """Records of which it could not be said."""
+    """Records that could not be settled, and why."""
 
     partition_key: PartitionKey
     row: Row
@@ -46,7 +46,7 @@ class SettleFailure(NamedTuple):
 
 
 class _Item:
-    """Rows of one caller, and who waits for what becomes of them."""
+    """The rows of one caller, and the future with their result."""
 
     __slots__ = ("failed", "future", "rows")
 
@@ -57,7 +57,7 @@ class _Item:
 
 
 class _Channel:
-    """What waits to be said about one partition."""
+    """Settlements of one kind that wait for one partition."""
 
     __slots__ = ("running", "waiting")
 
@@ -67,7 +67,7 @@ class _Channel:
 
 
 class Settler:
-    """Says it, for one group."""
+    """Settles the records of one group."""
 
     def __init__(
         self, group: str, leaders: Leaders, options: ClientOptions, tasks: Tasks, timeout_s: float
@@ -79,10 +79,12 @@ class Settler:
         self._timeout_s = timeout_s
         self._channels: dict[tuple[PartitionKey, Settlement], _Channel] = {}
 
-    async def settle(self, receipts: Iterable[Receipt], said: Settlement) -> list[SettleFailure]:
-        """Say it about all of these; those of which it could not be said, and why."""
+    async def settle(
+        self, receipts: Iterable[Receipt], settlement: Settlement
+    ) -> list[SettleFailure]:
+        """Settle these receipts. Returns the ones that failed, each with its error."""
         futures = [
-            self._submit(partition_key, rows, said)
+            self._submit(partition_key, rows, settlement)
             for partition_key, rows in rows_by_place(receipts).items()
         ]
         failed: list[SettleFailure] = []
@@ -91,20 +93,20 @@ class Settler:
         return failed
 
     def _submit(
-        self, partition_key: PartitionKey, rows: Sequence[Row], said: Settlement
+        self, partition_key: PartitionKey, rows: Sequence[Row], settlement: Settlement
     ) -> "asyncio.Future[list[SettleFailure]]":
         future: asyncio.Future[list[SettleFailure]] = asyncio.get_running_loop().create_future()
-        channel = self._channels.get((partition_key, said))
+        channel = self._channels.get((partition_key, settlement))
         if channel is None:
-            channel = self._channels[(partition_key, said)] = _Channel()
+            channel = self._channels[(partition_key, settlement)] = _Channel()
         channel.waiting.append(_Item(rows, future))
         if channel.running < REQUESTS_MAX:
             channel.running += 1
-            self._tasks.spawn(self._drain(partition_key, said, channel))
+            self._tasks.spawn(self._drain(partition_key, settlement, channel))
         return future
 
     async def _drain(
-        self, partition_key: PartitionKey, said: Settlement, channel: _Channel
+        self, partition_key: PartitionKey, settlement: Settlement, channel: _Channel
     ) -> None:
         taken: list[_Item] = []
         try:
@@ -113,7 +115,7 @@ class Settler:
                 while channel.waiting and (not taken or count < ROWS_MAX):
                     taken.append(channel.waiting.popleft())
                     count += len(taken[-1].rows)
-                await self._say(partition_key, said, taken)
+                await self._send(partition_key, settlement, taken)
                 for item in taken:
                     if not item.future.done():
                         item.future.set_result(item.failed)
@@ -124,12 +126,14 @@ class Settler:
             if not channel.running:
                 for item in channel.waiting:
                     item.future.cancel()
-                if self._channels.get((partition_key, said)) is channel:
-                    del self._channels[(partition_key, said)]
+                if self._channels.get((partition_key, settlement)) is channel:
+                    del self._channels[(partition_key, settlement)]
 
-    async def _say(self, partition_key: PartitionKey, said: Settlement, items: list[_Item]) -> None:
+    async def _send(
+        self, partition_key: PartitionKey, settlement: Settlement, items: list[_Item]
+    ) -> None:
         rows = merge([row for item in items for row in item.rows])
-        bad = await self._ask(partition_key, said, rows)
+        bad = await self._ask(partition_key, settlement, rows)
         if not bad:
             return
         for item in items:
@@ -137,19 +141,23 @@ class Settler:
                 error = _error_of(row, bad)
                 if error is None:
                     continue
-                if said.verb == "ack" and isinstance(error, LeaseLost) and not _is_one(row, bad):
+                if (
+                    settlement.verb == "ack"
+                    and isinstance(error, LeaseLost)
+                    and not _is_one(row, bad)
+                ):
                     # A range of which a part is not held is settled as far as it is. What is wrong
                     # with which record is told when they are asked about one by one.
-                    item.failed += await self._ask_singly(partition_key, said, row)
+                    item.failed += await self._ask_singly(partition_key, settlement, row)
                 else:
                     item.failed.append(SettleFailure(partition_key, row, error))
 
     async def _ask_singly(
-        self, partition_key: PartitionKey, said: Settlement, row: Row
+        self, partition_key: PartitionKey, settlement: Settlement, row: Row
     ) -> list[SettleFailure]:
         nonce, start, end = row
         bad = await self._ask(
-            partition_key, said, [(nonce, at, at + 1) for at in range(start, end)]
+            partition_key, settlement, [(nonce, at, at + 1) for at in range(start, end)]
         )
         return [
             SettleFailure(partition_key, one, error)
@@ -158,7 +166,7 @@ class Settler:
         ]
 
     async def _ask(
-        self, partition_key: PartitionKey, said: Settlement, rows: list[Row]
+        self, partition_key: PartitionKey, settlement: Settlement, rows: list[Row]
     ) -> dict[Row, RaftqError]:
         """What is wrong with which row."""
         bad: dict[Row, RaftqError] = {}
@@ -167,13 +175,13 @@ class Settler:
             request = Settle(
                 self._group,
                 *partition_key,
-                said.verb,
+                settlement.verb,
                 tuple(ReceiptRow(*row) for row in part),
-                said.delay_ms,
-                said.reason,
-                said.error,
+                settlement.delay_ms,
+                settlement.reason,
+                settlement.error,
             )
-            what = f"{said.verb} for {partition_key[0]}/{partition_key[1]}"
+            what = f"{settlement.verb} for {partition_key[0]}/{partition_key[1]}"
             attempts = Attempts(what, self._options, self._timeout_s)
             try:
                 reply = await self._leaders.ask(partition_key, request, self._timeout_s, attempts)
@@ -183,7 +191,7 @@ class Settler:
             for row, code in zip(part, reply.message.errors, strict=False):
                 if code:
                     problem = error_of_code(code, partition_key)
-                    if not (attempts.unknown and _is_done(said.verb, problem)):
+                    if not (attempts.unknown and _is_done(settlement.verb, problem)):
                         bad[row] = problem
         return bad
 

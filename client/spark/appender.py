@@ -16,7 +16,7 @@ from raftq.client.net.client import Client
 from raftq.client.net.leaders import Leaders
 from raftq.client.options import ClientOptions
 from raftq.client.spark.options import WriteOptions
-from raftq.client.sync.clients import Blocking
+from raftq.client.sync.blocking import Blocking
 from raftq.client.wire.messages import Produce
 
 REQUEST_BYTES = 4 * 1024 * 1024

@@ -15,7 +15,7 @@ from raftq.client.common.errors import OffsetOutOfRange, RaftqError, RequestTime
 from raftq.client.spark.columns import CONTENT, Gathered
 from raftq.client.spark.ranges import OffsetRange
 from raftq.client.spark.worker_memory import spare_imports
-from raftq.client.sync.clients import Consumer
+from raftq.client.sync.consumer import Consumer
 
 logger = logging.getLogger(__name__)
 

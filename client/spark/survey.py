@@ -7,29 +7,38 @@ planned, or a trigger fires, must not end the job.
 import re
 from collections.abc import Iterable, Mapping
 
-from raftq.client.admin.base import AdminBase
+from raftq.client.admin.requests import AdminRequests
 from raftq.client.common.errors import InvalidArgument, RaftqError, UnknownTopic
+from raftq.client.common.names import INTERNAL_PREFIX
 from raftq.client.common.types import PartitionKey
 from raftq.client.consumer.stored_offsets import Offsets as GroupOffsets
 from raftq.client.consumer.stored_offsets import first_error
+from raftq.client.net.client import Client
 from raftq.client.net.leaders import Answers
-from raftq.client.options import AdminOptions
+from raftq.client.options import AdminOptions, Bootstrap
 from raftq.client.spark.options import Bound, Point, ReadOptions
 from raftq.client.spark.ranges import Offsets
-from raftq.client.sync.clients import Blocking
+from raftq.client.sync.blocking import Blocking
 from raftq.client.wire.messages import ListOffsets, ListOffsetsReply, OffsetQuery
-
-INTERNAL_PREFIX = "__"
 
 Found = dict[PartitionKey, int | RaftqError]
 
 
-class _Surveyor(AdminBase):
+class _Surveyor(Client):
     """Asks nodes and leaders; the asyncio side."""
+
+    def __init__(self, bootstrap: Bootstrap, options: AdminOptions) -> None:
+        super().__init__(bootstrap, options, "surveyor")
+        self._options = options
+        self._requests: AdminRequests
+
+    def _on_start(self) -> None:
+        self._requests = AdminRequests(self._routes, self._pool, self._options)
 
     async def partition_counts(self, topics: tuple[str, ...] | None) -> dict[str, int]:
         """How many partitions there are, by topic. UnknownTopic for one that is not there."""
-        reply = await self.metadata(topics)
+        self._ensure_started()
+        reply = await self._requests.metadata(topics)
         counts = {topic.topic: len(topic.partitions) for topic in reply.topics if not topic.error}
         for topic in topics or ():
             if topic not in counts:
@@ -44,13 +53,13 @@ class _Surveyor(AdminBase):
         def build(asked: list[PartitionKey]) -> ListOffsets:
             return ListOffsets(tuple(_query(key, wanted[key]) for key in asked))
 
-        return await self._leaders.ask_each(list(wanted), build, _read, timeout_s)
+        return await self._requests.leaders.ask_each(list(wanted), build, _read, timeout_s)
 
     async def store(
         self, group: str, offsets: Mapping[PartitionKey, int], timeout_s: float
     ) -> None:
         self._ensure_started()
-        stored = await GroupOffsets(group, self._leaders).store(offsets, {}, "", timeout_s)
+        stored = await GroupOffsets(group, self._requests.leaders).store(offsets, {}, "", timeout_s)
         error = first_error(stored)
         if error is not None:
             raise error

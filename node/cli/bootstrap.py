@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from raftq.client.sync.clients import Admin, Consumer, Producer
-    from raftq.client.sync.queue import Worker
+    from raftq.client.sync.admin import Admin
+    from raftq.client.sync.consumer import Consumer
+    from raftq.client.sync.producer import Producer
+    from raftq.client.sync.worker import Worker
 
 DEFAULT = "127.0.0.1:7070"
 VARIABLE = "RAFTQ_BOOTSTRAP"
@@ -40,24 +42,24 @@ ANY: Any = None  # the option's callback puts the address in its place
 
 
 def open_admin(bootstrap: str) -> "Admin":
-    from raftq.client.sync.clients import Admin  # noqa: PLC0415 - only what a command needs
+    from raftq.client.sync.admin import Admin  # noqa: PLC0415 - only what a command needs
 
     return Admin(bootstrap, name=NAME)
 
 
 def open_producer(bootstrap: str, **options: Any) -> "Producer":
-    from raftq.client.sync.clients import Producer  # noqa: PLC0415
+    from raftq.client.sync.producer import Producer  # noqa: PLC0415
 
     return Producer(bootstrap, name=NAME, **options)
 
 
 def make_worker(bootstrap: str, **options: Any) -> "Worker":
-    from raftq.client.sync.queue import Worker  # noqa: PLC0415
+    from raftq.client.sync.worker import Worker  # noqa: PLC0415
 
     return Worker(bootstrap, name=NAME, **options)
 
 
 def open_consumer(bootstrap: str, **options: Any) -> "Consumer":
-    from raftq.client.sync.clients import Consumer  # noqa: PLC0415
+    from raftq.client.sync.consumer import Consumer  # noqa: PLC0415
 
     return Consumer(bootstrap, name=NAME, **options)

@@ -25,7 +25,7 @@ from raftq.node.cli.output import add_row, as_text, content_json, moment, open_c
 
 if TYPE_CHECKING:
     from raftq.client.results import Record, TopicDescription
-    from raftq.client.sync.clients import Consumer
+    from raftq.client.sync.consumer import Consumer
 
 PORTION = 2_000
 POLL_S = 0.5

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from raftq.client.admin.letter_filter import LetterFilter
 from raftq.client.common.errors import InvalidArgument, UnknownTopic
 from raftq.node.cli.bootstrap import ANY, Bootstrap, open_admin
 from raftq.node.cli.consume import LANES
@@ -24,7 +25,7 @@ from raftq.node.cli.output import (
 
 if TYPE_CHECKING:
     from raftq.client.admin.results import DeadLetter
-    from raftq.client.sync.clients import Admin
+    from raftq.client.sync.admin import Admin
 
 dlq_app = typer.Typer(no_args_is_help=True, help="Dead letters: look, send back, forget.")
 
@@ -46,15 +47,15 @@ def _which(
     since: str | None,
     until: str | None,
     partition: int | None,
-) -> dict[str, Any]:
-    return {
-        "group": group or "",
-        "reason": reason or "",
-        "key": None if key is None else os.fsencode(key),
-        "since": time_ms("--since", since),
-        "until": time_ms("--until", until),
-        "partition": partition,
-    }
+) -> LetterFilter:
+    return LetterFilter(
+        group or "",
+        reason or "",
+        None if key is None else os.fsencode(key),
+        time_ms("--since", since),
+        time_ms("--until", until),
+        partition,
+    )
 
 
 @dlq_app.command(name="list")
@@ -73,7 +74,7 @@ def list_letters(  # noqa: PLR0913 - what letters can be found by
     """Show dead letters and why they died."""
     which = _which(group, reason, key, since, until, partition)
     with open_admin(bootstrap) as admin:
-        found = admin.dead_letters(topic, most, **which)
+        found = admin.dead_letters(topic, most, which)
         parked = _parked(admin, topic)
     if parked:
         text = f"{parked} more records were given up, but {topic}.dlq refuses them: see the log"
@@ -107,7 +108,7 @@ def redrive(  # noqa: PLR0913
     """Send dead letters back to where they came from; those that were are not sent twice."""
     which = _which(group, reason, key, since, until, partition)
     with open_admin(bootstrap) as admin:
-        count = admin.redrive(topic, most, rate, **which)
+        count = admin.redrive(topic, most, rate, which)
     report(output, "redriven", count, "dead letters sent back")
 
 
@@ -130,7 +131,7 @@ def purge(  # noqa: PLR0913
     if not yes:
         raise InvalidArgument("this forgets dead letters for good; say --yes if it should")
     with open_admin(bootstrap) as admin:
-        count = admin.purge(topic, most, **which)
+        count = admin.purge(topic, most, which)
     report(output, "purged", count, "dead letters forgotten")
 
 

@@ -36,7 +36,7 @@ from raftq.node.cli.output import (
 
 if TYPE_CHECKING:
     from raftq.client.results import Appended, Deliveries, Delivery
-    from raftq.client.sync.clients import Producer
+    from raftq.client.sync.producer import Producer
 
 WINDOW = 64
 PORTION_BYTES = 1024 * 1024

@@ -13,7 +13,7 @@ from raftq.node.cli.topic import waits
 
 if TYPE_CHECKING:
     from raftq.client.admin.recovery import Copy, Leaderless
-    from raftq.client.sync.clients import Admin
+    from raftq.client.sync.admin import Admin
 
 SHOWN_MAX = 20
 STRANDS = ("data", "ledger", "delays")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from raftq.client.admin.results import DLQ_SUFFIX
 from raftq.client.common.errors import InvalidArgument
+from raftq.client.common.names import DLQ_SUFFIX
 from raftq.node.cli.bootstrap import ANY, Bootstrap
 from raftq.node.cli.moments import duration_s, time_ms
 from raftq.node.cli.output import (

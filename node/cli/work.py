@@ -32,7 +32,7 @@ from raftq.node.cli.moments import duration_s
 
 if TYPE_CHECKING:
     from raftq.client.queue.leased import LeasedRecord
-    from raftq.client.sync.queue import Worker
+    from raftq.client.sync.worker import Worker
 
 WATCH_S = 0.2
 GRACE_S = 30.0

@@ -2,9 +2,9 @@
 
 from typing import Any, Literal
 
-from raftq.client.admin.dead_letters import TIME_MAX
-from raftq.client.admin.pages import LetterPlace, LetterQuery, Swept
-from raftq.client.admin.results import DLQ_HEADER, DLQ_SUFFIX
+from raftq.client.admin.letter_filter import LetterFilter
+from raftq.client.admin.results import LetterPlace, Swept
+from raftq.client.common.names import DLQ_HEADER, DLQ_SUFFIX
 from raftq.client.results import Record
 from raftq.cluster.metadata.state import TopicState
 from raftq.node.http.context import Context
@@ -132,23 +132,18 @@ class DeadHandlers:
         return self._topics.peek(topic.name + DLQ_SUFFIX)
 
 
-def _filter(given: dict[str, Any]) -> LetterQuery:
+def _filter(given: dict[str, Any]) -> LetterFilter:
     key = given["key"]
     if isinstance(key, str):
         base64 = given["key_encoding"] == "base64"
         key = parsed(parse_base64, key, "key") if base64 else key.encode()
-    since = 0 if given["since"] is None else max(0, given["since"])
-    until = TIME_MAX if given["until"] is None else max(0, given["until"])
-    if since > until:
-        raise invalid("until", "is before since")
-    return LetterQuery(
-        group=given["group"] or "",
-        reason=given["reason"] or "",
-        key=key,
-        since=since,
-        until=until,
-        partition=given["partition"],
+    since, until = (given[name] and max(0, given[name]) for name in ("since", "until"))
+    which = LetterFilter(
+        given["group"] or "", given["reason"] or "", key, since, until, given["partition"]
     )
+    if which.since_ms > which.until_ms:
+        raise invalid("until", "is before since")
+    return which
 
 
 def _facts(record: Record) -> dict[str, Any]:

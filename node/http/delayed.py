@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from raftq.client.admin.pages import DelayedPage
-from raftq.client.admin.results import DelayedRecord
+from raftq.client.admin.results import DelayedPage, DelayedRecord
 from raftq.client.common.errors import OffsetOutOfRange
 from raftq.node.http.context import Context
 from raftq.node.http.fields import (

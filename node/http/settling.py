@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from raftq.client.admin.results import DLQ_SUFFIX
 from raftq.client.common.errors import LeaseForeign, LeaseLost, RaftqError
+from raftq.client.common.names import DLQ_SUFFIX
 from raftq.client.queue.leased import Receipt
 from raftq.client.queue.one_shot import Settled
 from raftq.client.queue.settling import Settlement, Verb

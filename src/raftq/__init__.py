@@ -11,27 +11,27 @@ if TYPE_CHECKING:
     from raftq.client.common.errors import RaftqError as RaftqError
     from raftq.client.queue.handler_ends import Reject as Reject
     from raftq.client.results import Appended as Appended
-    from raftq.client.sync.clients import Admin as Admin
-    from raftq.client.sync.clients import Consumer as Consumer
-    from raftq.client.sync.clients import Producer as Producer
-    from raftq.client.sync.queue import QueueClient as QueueClient
-    from raftq.client.sync.queue import Worker as Worker
+    from raftq.client.sync.admin import Admin as Admin
+    from raftq.client.sync.consumer import Consumer as Consumer
+    from raftq.client.sync.producer import Producer as Producer
+    from raftq.client.sync.queue_client import QueueClient as QueueClient
+    from raftq.client.sync.worker import Worker as Worker
     from raftq.node.queue.embedded import AsyncQueue as AsyncQueue
     from raftq.node.queue.embedded import Message as Message
     from raftq.node.queue.embedded import Queue as Queue
 
 _HOMES = {
-    "Admin": "raftq.client.sync.clients",
+    "Admin": "raftq.client.sync.admin",
     "Appended": "raftq.client.results",
     "AsyncQueue": "raftq.node.queue.embedded",
-    "Consumer": "raftq.client.sync.clients",
+    "Consumer": "raftq.client.sync.consumer",
     "Message": "raftq.node.queue.embedded",
-    "Producer": "raftq.client.sync.clients",
+    "Producer": "raftq.client.sync.producer",
     "Queue": "raftq.node.queue.embedded",
-    "QueueClient": "raftq.client.sync.queue",
+    "QueueClient": "raftq.client.sync.queue_client",
     "RaftqError": "raftq.client.common.errors",
     "Reject": "raftq.client.queue.handler_ends",
-    "Worker": "raftq.client.sync.queue",
+    "Worker": "raftq.client.sync.worker",
 }
 
 __all__ = [

@@ -11,6 +11,7 @@ from clusterwork import all_in_sync, until
 
 from raftq import aio
 from raftq.chaos.harness.local_cluster import LocalCluster
+from raftq.client.admin.letter_filter import LetterFilter
 from raftq.client.common.errors import FencedGeneration, LeaseLost, RequestTimeout
 
 
@@ -105,7 +106,7 @@ def test_workers_finish_everything_while_leaders_are_killed(cluster: LocalCluste
             assert len(described.members) == 2
             is_mended = True
             handled.clear()
-            assert await admin.redrive("jobs", reason="poison") == 6
+            assert await admin.redrive("jobs", which=LetterFilter(reason="poison")) == 6
             assert await admin.redrive("jobs") == 6
 
             async def is_redriven() -> bool:

@@ -5,9 +5,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from raftq.client.admin.pages import DelayedPage, LetterPage, LetterPlace, LetterQuery, Swept
-from raftq.client.admin.results import DelayedRecord, GroupDescription, GroupPartition
-from raftq.client.admin.totals import DelaySums, QueueSums
+from raftq.client.admin.letter_filter import LetterFilter
+from raftq.client.admin.results import (
+    DelayedPage,
+    DelayedRecord,
+    DelaySums,
+    GroupDescription,
+    GroupPartition,
+    LetterPage,
+    LetterPlace,
+    QueueSums,
+    Swept,
+)
 from raftq.client.common.errors import (
     AlreadySettled,
     FencedGeneration,
@@ -72,7 +81,7 @@ class FakeQueues:
         self.revoked: list[tuple[str, int]] = []
         self.waiting: dict[str, list[DelayedRecord]] = {}
         self.dead: dict[str, list[Record]] = {}
-        self.filters: list[LetterQuery] = []
+        self.filters: list[LetterFilter] = []
         self.resets: list[Any] = []
         self.delays = DelaySums()
         self.totals = QueueSums()
@@ -255,7 +264,7 @@ class FakeQueues:
         return self.delays
 
     async def letter_page(
-        self, topic: str, which: LetterQuery, place: LetterPlace | None, limit: int
+        self, topic: str, which: LetterFilter, place: LetterPlace | None, limit: int
     ) -> LetterPage:
         self._enter()
         self.filters.append(which)
@@ -266,7 +275,7 @@ class FakeQueues:
         return LetterPage(found[:limit], following)
 
     async def sweep_letters(
-        self, topic: str, verb: str, which: LetterQuery, limit: int, rate: float | None
+        self, topic: str, verb: str, which: LetterFilter, limit: int, rate: float | None
     ) -> Swept:
         self._enter()
         self.filters.append(which)

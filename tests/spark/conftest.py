@@ -13,7 +13,7 @@ import pytest
 
 from raftq.chaos.harness.local_cluster import LocalCluster
 from raftq.client.common.errors import ConfigError
-from raftq.client.sync.clients import Admin
+from raftq.client.sync.admin import Admin
 
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from raftq.client.sync.clients import Producer
+from raftq.client.sync.producer import Producer
 
 START_MS = int(time.time()) * 1000 - 3_600_000  # an hour ago: retention keeps it
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from raftq.client.sync.clients import Consumer, Producer
-from raftq.client.sync.queue import QueueClient
+from raftq.client.sync.consumer import Consumer
+from raftq.client.sync.producer import Producer
+from raftq.client.sync.queue_client import QueueClient
 from raftq.node.cli import app
 
 RUNNER = CliRunner()

@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from raftq.client.producer.accumulator import partition_of
-from raftq.client.sync.clients import Admin, Consumer
+from raftq.client.sync.admin import Admin
+from raftq.client.sync.consumer import Consumer
 
 WHOLE_S = 90
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from raftq.client.sync.clients import Producer
+from raftq.client.sync.producer import Producer
 
 WHOLE_S = 90
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from raftq.chaos.harness.local_cluster import LocalCluster
-from raftq.client.sync.clients import Admin
+from raftq.client.sync.admin import Admin
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from raftq.client.admin.results import DLQ_HEADER, DLQ_SUFFIX
+from raftq.client.common.names import DLQ_HEADER, DLQ_SUFFIX
 from raftq.client.spark.pipelines.letter_picture import LetterFigures, draw_letters
 from raftq.client.spark.pipelines.outcome import Drawn
 from raftq.client.spark.pipelines.picture_file import BUCKETS_MAX, save_picture, too_many

@@ -5,39 +5,26 @@ stands in headers of its own: times in ms, numbers as decimal text. A redriven r
 and gets one that says where it was.
 """
 
-from dataclasses import dataclass
-
+from raftq.client.admin.letter_filter import LetterFilter
+from raftq.client.common.names import DLQ_HEADER
 from raftq.client.wire.record import HEADERS_BYTES_MAX, BatchRecord, Headers, pack_headers
 from raftq.node.queue.core.copy_ledger import Death, Target
 
-SUFFIX = ".dlq"
-GROUP = "__dlq"
-"""What it has settled on a partition of dead letters is gone: redriven or purged."""
-PREFIX = "x-dlq-"
 REDRIVEN_FROM = "x-redriven-from"
 FACT_BYTES_MAX = 4096
 SHORT_BYTES = 64
 UNREADABLE = "the record could not be read when its copy was made"
 
 
-@dataclass(frozen=True, slots=True)
-class LetterFilter:
-    """Which letters are meant; what is empty matches all of them."""
-
-    group: str = ""
-    reason: str = ""
-    key: bytes | None = None
-    since: int = 0
-    until: int = (1 << 63) - 1
-
-    def matches(self, record: BatchRecord) -> bool:
-        headers = record.headers
-        return (
-            self.since <= record.timestamp <= self.until
-            and (self.key is None or record.key == self.key)
-            and (not self.group or headers.get(PREFIX + "group") == self.group.encode())
-            and (not self.reason or headers.get(PREFIX + "reason") == _cut(self.reason))
-        )
+def matches(which: LetterFilter, record: BatchRecord) -> bool:
+    """Whether a filter selects this dead letter."""
+    headers = record.headers
+    return (
+        which.since_ms <= record.timestamp <= which.until_ms
+        and (which.key is None or record.key == which.key)
+        and (not which.group or headers.get(DLQ_HEADER + "group") == which.group.encode())
+        and (not which.reason or headers.get(DLQ_HEADER + "reason") == _cut(which.reason))
+    )
 
 
 def dead_headers(record: BatchRecord, death: Death, source: Target) -> Headers:
@@ -53,20 +40,20 @@ def dead_headers(record: BatchRecord, death: Death, source: Target) -> Headers:
         "last-delivery": str(int(death.last * 1000)),
         "error": death.error,
     }
-    added = {PREFIX + name: _cut(fact) for name, fact in facts.items()}
+    added = {DLQ_HEADER + name: _cut(fact) for name, fact in facts.items()}
     return _fit(record.headers, added)
 
 
 def redriven_headers(record: BatchRecord, source: Target) -> Headers:
     """The headers of a letter that goes back to where it came from."""
-    kept = {name: item for name, item in record.headers.items() if not name.startswith(PREFIX)}
+    kept = {name: item for name, item in record.headers.items() if not name.startswith(DLQ_HEADER)}
     return _fit(kept, {REDRIVEN_FROM: f"{source[0]}/{source[1]}/{record.offset}".encode()})
 
 
 def origin(record: BatchRecord) -> Target | None:
     """Where a letter came from; None when its headers do not say."""
-    topic = record.headers.get(PREFIX + "topic")
-    number = record.headers.get(PREFIX + "partition")
+    topic = record.headers.get(DLQ_HEADER + "topic")
+    number = record.headers.get(DLQ_HEADER + "partition")
     if topic is None or number is None or not number.isdigit() or len(number) > 9:
         return None
     try:

@@ -11,13 +11,13 @@ from raftq.client.common.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from raftq.client.common.names import DLQ_SUFFIX
 from raftq.client.net.connection import Connection
 from raftq.client.wire.messages import Produce
 from raftq.cluster.metadata.commands import AddPartitions, AllocateProducerIds, CreateTopic
 from raftq.cluster.metadata.log import MetadataLog
 from raftq.cluster.metadata.topic_config import HOUR_MS
 from raftq.node.queue.core.copy_ledger import Target
-from raftq.node.queue.core.dead_letter_headers import SUFFIX
 from raftq.node.replication.partition import Partition
 
 SEND_MS = 10_000
@@ -44,7 +44,7 @@ class NodeCopySender:
         self._locks: dict[Any, asyncio.Lock] = {}
 
     async def make_dead_letters(self, topic: str) -> None:
-        name = topic + SUFFIX
+        name = topic + DLQ_SUFFIX
         topics = self._metadata.state.topics
         if topic not in topics or self._has_all(topic, name):
             return

@@ -29,6 +29,7 @@ from raftq.client.common.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from raftq.client.common.names import DLQ_GROUP, DLQ_SUFFIX
 from raftq.client.common.tasks import Tasks, sleep
 from raftq.client.wire.batch import BatchProducer, encode
 from raftq.client.wire.record import BatchRecord, Headers
@@ -50,8 +51,6 @@ from raftq.node.queue.core.copy_ledger import (
     Target,
 )
 from raftq.node.queue.core.dead_letter_headers import (
-    GROUP,
-    SUFFIX,
     UNREADABLE,
     dead_headers,
     redriven_headers,
@@ -166,7 +165,7 @@ class LedTransfers:
         """Owe the dead letters of these dying records; done when that is replicated."""
         place = self._leadership.ref
         found = self._deliveries.groups.get(group)
-        if place.topic.endswith(SUFFIX) or found is None:
+        if place.topic.endswith(DLQ_SUFFIX) or found is None:
             # No dead letter of a dead letter: it waits and comes again.
             self._deliveries.spare(group, letters, self._wall_ms() / 1000 + SPARE_S)
             return self._ledger.barrier()
@@ -179,7 +178,7 @@ class LedTransfers:
                 *(each.reason[:TEXT_MAX], error[:TEXT_MAX]),
             )
             rows.append(CopyRow(each.start, each.end, lease.lane, death))
-        target = (place.topic + SUFFIX, place.number)
+        target = (place.topic + DLQ_SUFFIX, place.number)
         return self._owe({target: rows})
 
     def redrive(self, rows: Mapping[Target, Sequence[CopyRow]]) -> "asyncio.Future[None]":
@@ -385,7 +384,7 @@ class LedTransfers:
         self._passed(stream, count)
         done = self._applied(CopiesDone(*stream.target, count))
         if redriven:
-            self._deliveries.pass_over(GROUP, redriven, done)
+            self._deliveries.pass_over(DLQ_GROUP, redriven, done)
         else:
             self._ledger.write(done)
         self._tell()

@@ -11,14 +11,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from raftq.client.admin.letter_filter import LetterFilter
 from raftq.client.common.errors import CorruptBatch, InvalidArgument, OffsetOutOfRange
+from raftq.client.common.names import DLQ_GROUP, DLQ_SUFFIX
 from raftq.client.common.tasks import yield_to_loop
 from raftq.client.common.types import Buffer
 from raftq.client.wire import queue_messages as wire
 from raftq.client.wire.batch import FLAG_CONTROL
 from raftq.client.wire.record import BatchRecord
 from raftq.node.queue.core.copy_ledger import CopyRow, Target
-from raftq.node.queue.core.dead_letter_headers import GROUP, SUFFIX, LetterFilter, origin
+from raftq.node.queue.core.dead_letter_headers import matches, origin
 from raftq.node.queue.leader.copy_service import LedTransfers
 from raftq.node.queue.leader.engine import LedgerEngine
 from raftq.node.queue.leader.reply_batches import pack_records
@@ -45,8 +47,10 @@ class _Found:
 async def dead_letters(engine: LedgerEngine, message: wire.DeadLetters, exists: Exists) -> Answer:
     """Do what the verb says with the letters that match."""
     topic = message.topic
-    if not topic.endswith(SUFFIX):
-        raise InvalidArgument(f"topic {topic!r} has no dead letters: ask for those of a {SUFFIX}")
+    if not topic.endswith(DLQ_SUFFIX):
+        raise InvalidArgument(
+            f"topic {topic!r} has no dead letters: ask for those of a {DLQ_SUFFIX}"
+        )
     copy_service = engine.copy_service
     assert isinstance(copy_service, LedTransfers), copy_service
     which = LetterFilter(message.group, message.reason, message.key, message.since, message.until)
@@ -61,7 +65,7 @@ async def dead_letters(engine: LedgerEngine, message: wire.DeadLetters, exists: 
     if message.verb == "purge":
         if letters:
             ranges = [(one.offset, one.offset + 1) for one in letters]
-            await asyncio.shield(engine.deliveries.pass_over(GROUP, _merged(ranges)))
+            await asyncio.shield(engine.deliveries.pass_over(DLQ_GROUP, _merged(ranges)))
         return wire.DeadLettersReply(len(letters), (), found.next_offset)
     count = await _redrive(engine, copy_service, letters, exists)
     return wire.DeadLettersReply(count, (), found.next_offset)
@@ -104,7 +108,7 @@ async def _find(
             if len(found.letters) >= limit or size >= BYTES_MAX:
                 return found
             found.next_offset = letter.offset + 1
-            if which.matches(letter) and not _is_gone(engine, copy_service, letter.offset):
+            if matches(which, letter) and not _is_gone(engine, copy_service, letter.offset):
                 found.letters.append(letter)
                 size += len(letter.value)
         found.next_offset = end
@@ -136,7 +140,7 @@ async def _letters(
 
 
 def _is_gone(engine: LedgerEngine, copy_service: LedTransfers, offset: int) -> bool:
-    group = engine.deliveries.groups.get(GROUP)
+    group = engine.deliveries.groups.get(DLQ_GROUP)
     return copy_service.is_leaving(offset) or (group is not None and offset in group.core.settled)
 
 

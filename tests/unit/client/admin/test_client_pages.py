@@ -8,7 +8,8 @@ from fake_cluster import fake_cluster, simulate
 from fake_groups import FakeGroups, fake_groups, fill
 
 from raftq.aio import Admin, Producer
-from raftq.client.admin.pages import LetterPlace, LetterQuery
+from raftq.client.admin.letter_filter import LetterFilter
+from raftq.client.admin.results import LetterPlace
 from raftq.client.common.errors import NotLeader, OffsetOutOfRange, UnknownTopic
 from raftq.client.consumer.pages import Position
 
@@ -98,15 +99,15 @@ def test_letters_are_browsed_page_by_page() -> None:
             place: LetterPlace | None = LetterPlace()
             pages = 0
             while place is not None:
-                page = await admin.letter_page("t.dlq", LetterQuery(), place, 4)
+                page = await admin.letter_page("t.dlq", LetterFilter(), place, 4)
                 seen += [(one.partition, one.offset) for one in page.records]
                 place = page.next
                 pages += 1
             assert seen == [(number, at) for number in range(2) for at in range(6)]
             assert pages >= 3
-            rejected = await admin.letter_page("t.dlq", LetterQuery(reason="rejected"))
+            rejected = await admin.letter_page("t.dlq", LetterFilter(reason="rejected"))
             assert [one.offset for one in rejected.records] == [0, 2, 4] * 2
-            one = await admin.letter_page("t.dlq", LetterQuery(partition=1, key=b"k3"))
+            one = await admin.letter_page("t.dlq", LetterFilter(partition=1, key=b"k3"))
             assert [(each.partition, each.offset) for each in one.records] == [(1, 3)]
             assert one.next is None
 
@@ -117,7 +118,7 @@ def test_a_sweep_ends_in_time_and_the_next_one_goes_on() -> None:
     async def main() -> None:
         async with fake_groups() as cluster, admin_of(cluster) as admin:
             letters(cluster, 20)
-            query = LetterQuery()
+            query = LetterFilter()
             first = await admin.sweep_letters("t.dlq", "redrive", query, 100, rate=5, seconds=3)
             assert not first.complete
             assert 10 <= first.count <= 20

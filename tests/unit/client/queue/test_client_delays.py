@@ -48,14 +48,14 @@ def test_whole_milliseconds_survive_the_way_through_seconds() -> None:
 
 
 def test_a_time_in_milliseconds_is_refused_and_the_error_names_the_unit() -> None:
-    with pytest.raises(InvalidArgument, match="deliver_at .* is in seconds"):
+    with pytest.raises(InvalidArgument, match=r"deliver_at .* is in seconds"):
         due_ms(None, NOW + 60_000, NOW)
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        (1, NOW / 1000 + 1, None), ("1", None, None), (True, None, None), (float("nan"), None, None),
+        (1, NOW / 1000, None), ("1", None, None), (True, None, None), (float("nan"), None, None),
         (float("inf"), None, None), (1e12, None, None), (None, NOW / 1000 + 10**12, None),
         (None, "tomorrow", None), (None, None, 0), (None, None, -1), (None, None, "x"),
     ],

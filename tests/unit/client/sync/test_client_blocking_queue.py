@@ -24,7 +24,6 @@ from raftq.client.common.errors import (
     UnknownTopic,
 )
 from raftq.client.net.transport import run
-from raftq.client.queue.settling import Settlement
 
 FAST: dict[str, Any] = {"heartbeat_ms": 100, "session_ms": 2_000}
 
@@ -173,8 +172,10 @@ def test_the_names_of_queues_work_together(served: Served) -> None:
         queue.ack_many(found[6:])
         with pytest.raises(AlreadySettled):
             queue.ack(found[0].receipt)
-        done = queue.settle_many([found[4]], Settlement("ack"))
-        assert done == []
+        assert queue.settle_many([found[4]], "ack") == []
+        named = f"orders:{found[4].partition}:{found[4].offset}"
+        ((failed, error),) = queue.settle_many([found[4]], "nack", delay=1.0)
+        assert (failed, type(error)) == (named, AlreadySettled)
     with Admin(served.cluster.bootstrap) as admin:
         assert admin.describe_group("emails").mode == "queue"
     with Producer(served.cluster.bootstrap) as producer:

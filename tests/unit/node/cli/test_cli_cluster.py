@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from raftq.client.common.errors import ConnectFailed, NotEnoughReplicas, TopicExists, UnknownTopic
 from raftq.client.results import Appended, PartitionDescription, Record, TopicDescription
-from raftq.client.sync import clients as blocking
 from raftq.client.wire.admin_messages import ClusterStatusReply
 from raftq.client.wire.messages import NodeInfo
 from raftq.node.cli import app
@@ -183,7 +182,8 @@ def world(monkeypatch) -> World:
     made = World()
     monkeypatch.setattr(Pretended, "world", made, raising=False)
     for kind in (Admin, Producer, Consumer):
-        monkeypatch.setattr(blocking, kind.__name__, kind)
+        home = f"raftq.client.sync.{kind.__name__.lower()}"
+        monkeypatch.setattr(f"{home}.{kind.__name__}", kind)
     monkeypatch.delenv("RAFTQ_BOOTSTRAP", raising=False)
     return made
 

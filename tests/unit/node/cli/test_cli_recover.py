@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from raftq.client.admin.recovery import Copy, Leaderless
 from raftq.client.common.errors import FencedEpoch, RaftqError
 from raftq.client.results import PartitionDescription, TopicDescription
-from raftq.client.sync import clients as blocking
+from raftq.client.sync import admin as blocking
 from raftq.client.wire.admin_messages import ClusterStatusReply
 from raftq.node.cli import app
 

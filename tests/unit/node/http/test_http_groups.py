@@ -8,8 +8,7 @@ import pytest
 from fake_http import NOW_MS, Answer, Rest, served
 from fake_http_queues import as_record
 
-from raftq.client.admin.results import DelayedRecord
-from raftq.client.admin.totals import DelaySums, QueueSums
+from raftq.client.admin.results import DelayedRecord, DelaySums, QueueSums
 from raftq.client.common.errors import (
     FencedGeneration,
     LeaseExpired,

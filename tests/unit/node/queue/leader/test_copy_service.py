@@ -10,6 +10,7 @@ import pytest
 from fake_copies import DEAD, SOURCE, World
 from simloop import VirtualTimeLoop
 
+from raftq.client.admin.letter_filter import LetterFilter
 from raftq.client.common.errors import InvalidArgument, RaftqError
 from raftq.client.common.tasks import sleep
 from raftq.client.wire.queue_messages import DeadLetters
@@ -26,8 +27,8 @@ from raftq.node.queue.core.copy_ledger import (
     Death,
 )
 from raftq.node.queue.core.dead_letter_headers import (
-    LetterFilter,
     dead_headers,
+    matches,
     origin,
     redriven_headers,
 )
@@ -332,9 +333,9 @@ def test_headers_at_their_limit_make_room_for_the_facts() -> None:
     dead = BatchRecord(1, 5, b"k", b"v", headers, 2)
     assert origin(dead) == ("orders", 3)
     assert not [name for name in redriven_headers(dead, ("orders.dlq", 3)) if "dlq-" in name]
-    assert LetterFilter(group="g", reason="why", key=b"k", since=5, until=5).matches(dead)
-    assert not LetterFilter(until=4).matches(dead)
-    assert not LetterFilter(key=b"").matches(dead)
+    assert matches(LetterFilter("g", "why", b"k", since=5, until=5), dead)
+    assert not matches(LetterFilter(until=4), dead)
+    assert not matches(LetterFilter(key=b""), dead)
     assert origin(record) is None
     strange = {"x-dlq-topic": b"\xff", "x-dlq-partition": b"1"}
     assert origin(BatchRecord(1, 5, None, b"", strange, 2)) is None

@@ -1,9 +1,9 @@
-"""Shell: the blocking queue client and worker: the verbs of the asyncio ones, without `await`."""
+"""Shell: the blocking worker: the asyncio one runs on the loop's thread."""
 
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as StillRunning
 from contextlib import contextmanager
@@ -12,73 +12,9 @@ from typing import Any, Self, Unpack
 
 from raftq.client.common.errors import InvalidArgument, RaftqError
 from raftq.client.options import Bootstrap
-from raftq.client.queue.client import Proof
-from raftq.client.queue.client import QueueClient as AsyncQueueClient
-from raftq.client.queue.leased import LeasedRecord
-from raftq.client.queue.options import QueueSettings, WorkerSettings
-from raftq.client.queue.settling import Settlement
+from raftq.client.queue.options import WorkerSettings
 from raftq.client.queue.worker import Worker as AsyncWorker
 from raftq.client.sync import loop_thread
-from raftq.client.sync.clients import Blocking
-
-
-class QueueClient(Blocking):
-    """Leases records and says what became of them:
-    `with QueueClient("127.0.0.1:7070", group="emails", topics=["orders"]) as queue: ...`.
-
-    Settings are the fields of QueueOptions. Any number of threads may use it; their leases wait for
-    each other.
-    """
-
-    def __init__(self, bootstrap: Bootstrap, **settings: Unpack[QueueSettings]) -> None:
-        self._client = AsyncQueueClient(bootstrap, **settings)
-        super().__init__(self._client)
-
-    def lease(
-        self,
-        max_records: int = 100,
-        timeout: float = 1.0,
-        visibility_timeout: float | None = None,
-    ) -> list[LeasedRecord]:
-        """Records that belong to this client until their lease ends, at most `max_records`; [] when
-        none comes in time."""
-        return self._call(self._client.lease(max_records, timeout, visibility_timeout))
-
-    def ack(self, record: Proof) -> None:
-        """The record is done with. LeaseLost when it is not this client's to say so any more."""
-        self._call(self._client.ack(record))
-
-    def ack_many(self, records: Iterable[Proof]) -> None:
-        """All of these are. Those that can be settled are; then the first error is raised."""
-        self._call(self._client.ack_many(records))
-
-    def nack(self, record: Proof, delay: float | None = None, error: str = "") -> None:
-        """It failed: again after `delay` seconds, or after the backoff of its attempts; when those
-        are used up it becomes a dead letter, with `error`."""
-        self._call(self._client.nack(record, delay, error))
-
-    def postpone(self, record: Proof, delay: float) -> None:
-        """Not now: again after `delay` seconds, no attempt spent."""
-        self._call(self._client.postpone(record, delay))
-
-    def reject(self, record: Proof, reason: str = "", error: str = "") -> None:
-        """It will never work: a dead letter now."""
-        self._call(self._client.reject(record, reason, error))
-
-    def extend(self, record: Proof, extension: float) -> int:
-        """The lease ends `extension` seconds from now, which is returned in ms since 1970."""
-        return self._call(self._client.extend(record, extension))
-
-    def release(self, record: Proof) -> None:
-        """Not this client: again at once for others, no attempt spent."""
-        self._call(self._client.release(record))
-
-    def settle_many(
-        self, records: Iterable[Proof], said: Settlement
-    ) -> list[tuple[str, RaftqError]]:
-        """Say one thing about many records: "topic:partition:offset" of those of which it could not
-        be said, and why."""
-        return self._call(self._client.settle_many(records, said))
 
 
 class Worker:
