@@ -25,29 +25,28 @@ _STRUCTURE = (b",", b"{", b"[")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
-def wants_msgpack(accept: str, content_is_msgpack: bool) -> bool:
-    """What to answer in: what is asked for, else the form of the request."""
-    if not accept:
-        return content_is_msgpack
-    names = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
-    if any(name in MSGPACK_NAMES for name in names):
-        return JSON not in names or names.index(JSON) > _first(names)
-    if JSON in names:
-        return False
-    return content_is_msgpack
+def wants_msgpack(accept: str, sent_msgpack: bool) -> bool:
+    """What to answer in: what is asked for first, else the form of the request."""
+    for part in accept.split(","):
+        name = part.partition(";")[0].strip().lower()
+        if name in MSGPACK_NAMES or name == JSON:
+            return name != JSON
+    return sent_msgpack
 
 
-def _first(names: list[str]) -> int:
-    return next(at for at, name in enumerate(names) if name in MSGPACK_NAMES)
-
-
-def is_msgpack(content_type: str) -> bool:
-    return content_type.partition(";")[0].strip().lower() in MSGPACK_NAMES
+def decode_body(body: bytes, sent_msgpack: bool) -> Any:
+    """The value in a body that has to be there."""
+    if not body:
+        raise Refusal("BAD_REQUEST", "a body is required")
+    return decode_msgpack(body) if sent_msgpack else decode_json(body)
 
 
 def decode_json(body: bytes) -> Any:
     """The value in a body; NaN, absurd numbers and absurd nesting are refused like bad syntax."""
-    _bound_json(body)
+    if sum(map(body.count, _STRUCTURE)) > VALUES_MAX:
+        outside = _STRING.sub(b"", body)
+        if sum(map(outside.count, _STRUCTURE)) > VALUES_MAX:
+            raise Refusal("TOO_LARGE", f"the body has more than {VALUES_MAX} values")
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -61,13 +60,6 @@ def decode_json(body: bytes) -> Any:
         raise Refusal("BAD_REQUEST", f"the body is not JSON: {error.msg} at {path}") from None
     except ValueError as error:
         raise Refusal("BAD_REQUEST", f"the body has a number out of range: {error}") from None
-
-
-def _bound_json(body: bytes) -> None:
-    if sum(map(body.count, _STRUCTURE)) > VALUES_MAX:
-        outside = _STRING.sub(b"", body)
-        if sum(map(outside.count, _STRUCTURE)) > VALUES_MAX:
-            raise Refusal("TOO_LARGE", f"the body has more than {VALUES_MAX} values")
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -45,11 +45,10 @@ class Topics:
                 waiter.set_result(None)
         self._waiting.clear()
 
-    async def get(self, call: Call) -> TopicState:
-        """The topic of the path."""
-        return await self.by_name(call.path["topic"])
-
     async def by_name(self, name: str) -> TopicState:
+        found = self._facts.metadata.state.topics.get(name)
+        if found is not None:
+            return found
         return await self._find(name, lambda found: True, UnknownTopic(f"no topic {name!r}"))
 
     def peek(self, name: str) -> TopicState | None:
@@ -64,7 +63,7 @@ class Topics:
     async def get_partition(self, call: Call) -> tuple[TopicState, int]:
         """The topic and the partition of the path."""
         number = call.path["partition"]
-        topic = await self.get(call)
+        topic = await self.by_name(call.path["topic"])
         return await self.with_partition(topic, number, "partition"), number
 
     async def with_partition(self, topic: TopicState, number: int, path: str) -> TopicState:

@@ -126,7 +126,7 @@ class DeadHandlers:
 
     async def _letters_of(self, call: Call) -> TopicState | None:
         """The topic with the letters; None when the topic of the path never had one."""
-        topic = await self._topics.get(call)
+        topic = await self._topics.by_name(call.path["topic"])
         if topic.name.endswith(DLQ_SUFFIX):
             return topic
         return self._topics.peek(topic.name + DLQ_SUFFIX)

@@ -41,7 +41,7 @@ class DelayedHandlers:
         self._topics = context.topics
 
     async def list_all(self, call: Call) -> HttpReply:
-        topic = await self._topics.get(call)
+        topic = await self._topics.by_name(call.path["topic"])
         skip, limit = call.query["skip"], call.query["limit"]
         page = DelayedPage([], 0)
         if topic.queued:
@@ -49,7 +49,7 @@ class DelayedHandlers:
         return HttpReply({"messages": [_write(one) for one in page.records], "count": page.pending})
 
     async def find(self, call: Call) -> HttpReply:
-        topic = await self._topics.get(call)
+        topic = await self._topics.by_name(call.path["topic"])
         partition, offset = call.query["partition"], call.path["offset"]
         if partition is not None:
             await self._topics.with_partition(topic, partition, "partition")

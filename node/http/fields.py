@@ -9,12 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from multidict import MultiMapping
+
 from raftq.node.http.errors import Refusal, invalid
 from raftq.node.http.kinds import Kind, Schema, kind_of, or_null, shown
+
+QUERY_FIELDS_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
+    """One field: its name, its kind, and what it is when nothing is given."""
+
     name: str
     kind: Kind
     description: str = ""
@@ -138,16 +144,21 @@ class Query:
     fields: tuple[Field, ...] = ()
     rules: tuple[Rule, ...] = ()
 
-    def read(self, query: Mapping[str, list[str]]) -> dict[str, Any]:
+    def read(self, query: MultiMapping[str]) -> dict[str, Any]:
+        """The value of every field, defaults filled in."""
+        if len(query) > QUERY_FIELDS_MAX:
+            raise Refusal("BAD_REQUEST", "the query has too many fields")
         known = {one.name for one in self.fields}
-        for name, values in query.items():
+        given: dict[str, str] = {}
+        for name, value in query.items():
             if name not in known:
                 raise unknown_field(name)
-            if len(values) > 1:
+            if name in given:
                 raise invalid(shown(name), "is given more than once")
+            given[name] = value
         for rule in self.rules:
-            rule.check(query)
-        return {one.name: one.read_text(query.get(one.name, [None])[0]) for one in self.fields}
+            rule.check(given)
+        return {one.name: one.read_text(given.get(one.name)) for one in self.fields}
 
 
 def unknown_field(name: str) -> Refusal:

@@ -131,11 +131,13 @@ class Text(Kind):
             raise invalid(path, f"must be a string, not {kind_of(given)}")
         if not self.least <= len(given) <= self.most:
             raise invalid(path, f"must have {self.least} to {self.most} characters")
-        if not encodable(given):
+        if not given.isascii() and not encodable(given):
             raise invalid(path, "is not valid text")
         if self.pattern and not re.fullmatch(self.pattern, given, re.ASCII):
             raise invalid(path, f"must match {self.pattern}")
         return given
+
+    read_text = read
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,9 @@ class Messages:
         if not isinstance(body, dict):
             raise Refusal("INVALID_ARGUMENT", f"the body must be an object, not {kind_of(body)}")
         if "messages" not in body:
-            return _Columns().read_one(body)
+            columns = _Columns(many=False)
+            columns.take(0, body, "")
+            return columns.done()
         if len(body) > 1:
             raise unknown_field(str(next(name for name in body if name != "messages")))
         messages = body["messages"]
@@ -193,7 +195,12 @@ class Messages:
             raise invalid("messages", "must have at least one message")
         if len(messages) > self.messages_max:
             raise Refusal("TOO_LARGE", f"messages: more than {self.messages_max} in one request")
-        return _Columns().read_all(messages)
+        columns = _Columns(many=True)
+        for at, message in enumerate(messages):
+            if type(message) is not dict:
+                raise invalid(f"messages[{at}]", f"must be an object, not {kind_of(message)}")
+            columns.take(at, message, f"messages[{at}].")
+        return columns.done()
 
 
 class _Columns:
@@ -201,27 +208,14 @@ class _Columns:
 
     __slots__ = ("_extra", "_keyed", "_keys", "_many", "_values")
 
-    def __init__(self) -> None:
-        self._many = False
+    def __init__(self, many: bool) -> None:
+        self._many = many
         self._values: list[bytes] = []
         self._keys: list[bytes | None] = []
         self._keyed = False
         self._extra: dict[str, dict[int, Any]] = {}
 
-    def read_one(self, message: dict[Any, Any]) -> Outgoing:
-        self._take(0, message, "")
-        return self._columns()
-
-    def read_all(self, messages: list[Any]) -> Outgoing:
-        self._many = True
-        take = self._take
-        for at, message in enumerate(messages):
-            if type(message) is not dict:
-                raise invalid(f"messages[{at}]", f"must be an object, not {kind_of(message)}")
-            take(at, message, f"messages[{at}].")
-        return self._columns()
-
-    def _take(self, at: int, message: dict[Any, Any], path: str) -> None:
+    def take(self, at: int, message: dict[Any, Any], path: str) -> None:
         plain = message.keys() <= _PLAIN
         if not plain and not message.keys() <= KNOWN:
             unknown = next(name for name in message if name not in KNOWN)
@@ -256,7 +250,7 @@ class _Columns:
         if message.get("delay") is not None and message.get("deliverAt") is not None:
             raise invalid(f"{path}deliverAt", "cannot be given together with delay")
 
-    def _columns(self) -> Outgoing:
+    def done(self) -> Outgoing:
         columns = Outgoing(self._values, self._keys if self._keyed else None, many=self._many)
         count = len(self._values)
         for name, found in self._extra.items():

@@ -71,7 +71,7 @@ class RecordHandlers:
     async def publish(self, call: Call) -> HttpReply:
         records: Outgoing = call.body
         times = records.times(call.now_ms)
-        topic = await self._topics.get(call)
+        topic = await self._topics.by_name(call.path["topic"])
         # Both are checked here because records of many callers share a batch, which the leader
         # takes or refuses as a whole.
         _check_values(records, topic.config.value_bytes_max)

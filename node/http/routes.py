@@ -1,20 +1,21 @@
-"""The table of everything that is served, and how a path finds its row. (Pure.)
+"""The table of everything that is served, and aiohttp's router over it. (Pure.)
 
 A route says what it takes and what it answers; the server checks requests by it and the OpenAPI
 document is made of it, so neither can know a path, a field or a limit that the other does not.
 Every path is served under `/v1` and at the root.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
-from raftq.node.http.errors import Refusal
+from aiohttp import web
+
 from raftq.node.http.fields import Body, Query
 from raftq.node.http.kinds import Schema
 
-VERSION_PREFIX = "v1"
+VERSION_PREFIX = "/v1"
 NO_QUERY = Query()
 
 
@@ -47,6 +48,8 @@ Handler = Callable[[Call], Awaitable[HttpReply]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
+    """One method at one path: what it takes, what it answers, and who handles it."""
+
     method: str
     path: str
     """Segments in braces are parameters."""
@@ -72,63 +75,20 @@ class Route:
         return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
 
 
-class Router:
-    """Finds routes by method and path."""
-
-    def __init__(self, routes: tuple[Route, ...]) -> None:
-        self.routes = routes
-        self._plain: dict[tuple[str, ...], dict[str, Route]] = {}
-        self._patterns: list[tuple[tuple[str, ...], dict[str, Route]]] = []
-        for route in routes:
-            self._add(route)
-
-    def _add(self, route: Route) -> None:
-        parts = tuple(route.path.strip("/").split("/"))
-        if not route.parameters:
-            methods = self._plain.setdefault(parts, {})
-        else:
-            found = [methods for pattern, methods in self._patterns if pattern == parts]
-            methods = found[0] if found else {}
-            if not found:
-                self._patterns.append((parts, methods))
-        assert route.method not in methods, f"{route.method} {route.path} is there twice"
-        methods[route.method] = route
-
-    def find(self, method: str, raw_path: str) -> tuple[Route, dict[str, str]]:
-        """The route and the parameters of its path; a Refusal when there is none."""
-        parts = tuple(raw_path[1:].split("/"))
-        if parts[0] == VERSION_PREFIX:
-            parts = parts[1:]
-        methods, parameters = self._match(parts)
-        if methods is None:
-            raise Refusal("NOT_FOUND", "nothing is served at this path")
-        route = methods.get("GET" if method == "HEAD" else method)
-        if route is None:
-            allowed = ", ".join(sorted(methods))
-            refusal = Refusal("METHOD_NOT_ALLOWED", f"this path takes {allowed}")
-            refusal.headers["Allow"] = allowed
-            raise refusal
-        return route, parameters
-
-    def _match(self, parts: tuple[str, ...]) -> tuple[Mapping[str, Route] | None, dict[str, str]]:
-        methods = self._plain.get(parts)
-        if methods is not None:
-            return methods, {}
-        for pattern, methods in self._patterns:
-            if len(pattern) == len(parts):
-                found = _parameters(pattern, parts)
-                if found is not None:
-                    return methods, found
-        return None, {}
+def make_dispatcher(routes: tuple[Route, ...]) -> tuple[web.UrlDispatcher, dict[object, Route]]:
+    """aiohttp's router with all of them, each at the root and under its version, and the route
+    behind each of its own."""
+    dispatcher = web.UrlDispatcher()
+    known: dict[object, Route] = {}
+    for route in routes:
+        path = re.sub(r"{(\w+)}", r"{\1:[^/]+}", route.path)
+        methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
+        for prefix in ("", VERSION_PREFIX):
+            for method in methods:
+                known[dispatcher.add_route(method, prefix + path, _served)] = route
+    return dispatcher, known
 
 
-def _parameters(pattern: tuple[str, ...], parts: tuple[str, ...]) -> dict[str, str] | None:
-    found: dict[str, str] = {}
-    for wanted, part in zip(pattern, parts, strict=True):
-        if wanted.startswith("{"):
-            if not part:
-                return None
-            found[wanted[1:-1]] = unquote(part)
-        elif wanted != part:
-            return None
-    return found
+async def _served(request: web.Request) -> web.StreamResponse:
+    """A route of aiohttp needs a handler; this one is not called, as the server calls its own."""
+    raise AssertionError("the server calls the handler of its route")

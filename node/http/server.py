@@ -2,16 +2,17 @@
 
 Every request goes through `_handle`: find the route, read the body within its bounds, check it,
 call the handler, write the answer. All of it is bounded in bytes and in time, and whatever goes
-wrong is an answer as errors.py has it. An error nobody foresaw is logged with the request's id and
+wrong is an answer as errors.py has it. An unexpected error is logged with the request's id and
 answered with INTERNAL; the caller gets the id, never a traceback.
+
+aiohttp parses HTTP and finds routes. Its `Application` is not used: it offers no place for our
+limits on connections, nor for JSON answers to what is no HTTP (listener.py).
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from importlib import metadata
-from typing import Any
 
 from aiohttp import web
 from aiohttp.hdrs import METH_GET, METH_HEAD
@@ -21,11 +22,10 @@ from raftq.client.common.errors import RaftqError
 from raftq.node.http.bodies import (
     JSON,
     MSGPACK,
-    decode_json,
-    decode_msgpack,
+    MSGPACK_NAMES,
+    decode_body,
     encode_json,
     encode_msgpack,
-    is_msgpack,
     wants_msgpack,
 )
 from raftq.node.http.budget import Budget, Share
@@ -42,7 +42,7 @@ from raftq.node.http.options import HttpOptions
 from raftq.node.http.paths import PARAMETERS
 from raftq.node.http.queue_stats import QueueStatsHandlers, queue_stats_routes
 from raftq.node.http.records import RecordHandlers, record_routes
-from raftq.node.http.routes import Call, HttpReply, Route, Router
+from raftq.node.http.routes import Call, HttpReply, Route, make_dispatcher
 from raftq.node.http.settling import ReceiptHandlers, receipt_routes
 from raftq.node.http.topics import TopicHandlers, topic_routes
 from raftq.node.metrics.counters import NodeMetrics
@@ -52,7 +52,6 @@ from raftq.node.metrics.node_status import NodeFacts
 logger = logging.getLogger(__name__)
 
 UNMATCHED = "unmatched"
-QUERY_FIELDS_MAX = 32
 ANSWER_BYTES_FREE = 64 * 1024
 """Smaller answers are sent even when there is no room for them."""
 
@@ -75,7 +74,8 @@ class HttpServer:
         self._node_id = facts.node_id
         self._number = 0
         self._budget = Budget(self._options.in_flight_max, self._options.in_flight_bytes_max)
-        self._router = Router(self._routes(facts))
+        self.routes = self._routes(facts)
+        self._dispatcher, self._known = make_dispatcher(self.routes)
         self._listener: HttpListener | None = None
         self._server: asyncio.Server | None = None
 
@@ -106,10 +106,6 @@ class HttpServer:
         return (*routes, itself)
 
     @property
-    def routes(self) -> tuple[Route, ...]:
-        return self._router.routes
-
-    @property
     def port(self) -> int:
         """Where it listens, once started."""
         assert self._server is not None
@@ -133,6 +129,7 @@ class HttpServer:
         await self._clients.close()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """What every request goes through: its id, its share of the budget, errors, timing."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         self._number += 1
@@ -141,7 +138,7 @@ class HttpServer:
         try:
             response = await self._respond(exchange)
             try:
-                await self._write(exchange, response)
+                await self._write(request, response)
             except ConnectionError as error:
                 logger.debug("nobody takes an answer", extra={"problem": str(error)})
             self._metrics.answered(exchange.label, response.status, loop.time() - began)
@@ -154,11 +151,11 @@ class HttpServer:
     async def _respond(self, exchange: "_Exchange") -> web.Response:
         """The answer, whatever happens."""
         try:
-            exchange.share = self._budget.open()
+            exchange.share = Share(self._budget)
             reply = await self._serve(exchange)
-            body, content_type = exchange.encode(reply)
-            exchange.hold(body)
-            return exchange.answer(reply, body, content_type)
+            response = exchange.answer(reply)
+            exchange.hold_answer(response)
+            return response
         except (Refusal, RaftqError) as error:
             return exchange.refuse(error)
         except ConnectionError:
@@ -172,38 +169,69 @@ class HttpServer:
             return exchange.refuse(Refusal("INTERNAL", text, unknown=True))
 
     async def _serve(self, exchange: "_Exchange") -> HttpReply:
+        """Find the route, read and check what it takes, and call its handler."""
         request = exchange.request
-        route, parts = self._router.find(request.method, request.rel_url.raw_path)
+        match = await self._dispatcher.resolve(request)  # type: ignore[arg-type] # it takes any
+        if match.http_exception is not None:
+            raise _unmatched(match.http_exception)
+        route = self._known[match.route]
         exchange.label = route.name
-        exchange.check_origin()
-        path = {name: PARAMETERS[name].read_text(name, given) for name, given in parts.items()}
-        query = route.query.read(exchange.query())
+        if request.headers.get("Sec-Fetch-Site") == "cross-site" and not exchange.reads:
+            # A page of another site must not make a browser change something here.
+            raise Refusal("CROSS_ORIGIN", "requests of other sites' pages are refused")
+        path = {name: PARAMETERS[name].read_text(name, given) for name, given in match.items()}
+        query = (
+            route.query.read(request.query) if request.query_string or route.query.fields else {}
+        )
         body = None
         if route.body is not None:
-            sent = await self._body(exchange)
-            given = exchange.decode(sent) if sent or route.body.required else {}
+            sent = await self._read_body(exchange)
+            given = decode_body(sent, exchange.sent_msgpack) if sent or route.body.required else {}
             body = route.body.read(given)
         call = Call(path, query, body, exchange.binary, self._wall_ms(), exchange.gone)
-        late = Refusal("REQUEST_TIMEOUT", "the cluster did not answer in time", unknown=True)
-        async with _within(self._options.request_ms + route.wait_ms, late):
-            return await route.handler(call)
+        try:
+            async with asyncio.timeout((self._options.request_ms + route.wait_ms) / 1000) as limit:
+                return await route.handler(call)
+        except TimeoutError:
+            if limit.expired():
+                text = "the cluster did not answer in time"
+                raise Refusal("REQUEST_TIMEOUT", text, unknown=True) from None
+            raise
 
-    async def _body(self, exchange: "_Exchange") -> bytes:
-        request, most = exchange.request, self._options.body_bytes_max
-        exchange.check_encoding()
-        length = request.content_length or 0
-        if length > most:
-            raise _too_large(most)
-        assert exchange.share is not None
-        exchange.share.hold(length)
-        late = Refusal("BODY_TIMEOUT", "the body did not come in time")
-        async with _within(self._options.body_ms, late):
-            await exchange.invite()
-            return await _read_body(request, exchange.share, most)
+    async def _read_body(self, exchange: "_Exchange") -> bytes:
+        """The body, within its bounds of bytes and time."""
+        request, share, most = exchange.request, exchange.share, self._options.body_bytes_max
+        assert share is not None
+        encoding = request.headers.get("Content-Encoding", "identity").lower()
+        if encoding != "identity":
+            text = f"content encoding {encoding[:40]!r} is not taken"
+            raise Refusal("UNSUPPORTED_MEDIA_TYPE", text)
+        parts: list[bytes] = []
+        total = request.content_length or 0
+        try:
+            if total <= most:
+                share.hold(total)
+                total = 0
+                async with asyncio.timeout(self._options.body_ms / 1000):
+                    if "Expect" in request.headers:
+                        await _invite(request)
+                    async for part in request.content.iter_any():
+                        total += len(part)
+                        if total > most:
+                            break
+                        if total > share.bytes:
+                            share.hold(total)
+                        parts.append(part)
+        except TimeoutError:
+            raise Refusal("BODY_TIMEOUT", "the body did not come in time") from None
+        except web.RequestPayloadError as error:
+            raise Refusal("BAD_REQUEST", f"the body cannot be read: {error}") from None
+        if total > most:
+            raise Refusal("TOO_LARGE", f"the body is over the limit of {most} bytes")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _write(self, exchange: "_Exchange", response: web.Response) -> None:
+    async def _write(self, request: web.BaseRequest, response: web.Response) -> None:
         """Write the answer and wait until the caller has taken it."""
-        request = exchange.request
         try:
             async with asyncio.timeout(self._options.write_ms / 1000):
                 await response.prepare(request)
@@ -218,7 +246,7 @@ class HttpServer:
 class _Exchange:
     """One request and what is known about it so far."""
 
-    __slots__ = ("_content_msgpack", "binary", "label", "reads", "request", "request_id", "share")
+    __slots__ = ("binary", "label", "reads", "request", "request_id", "sent_msgpack", "share")
 
     def __init__(self, request: web.BaseRequest, request_id: str) -> None:
         self.request = request
@@ -226,65 +254,32 @@ class _Exchange:
         self.label = UNMATCHED
         self.reads = request.method in (METH_GET, METH_HEAD)
         self.share: Share | None = None
-        self._content_msgpack = is_msgpack(request.headers.get("Content-Type", ""))
-        self.binary = wants_msgpack(request.headers.get("Accept", ""), self._content_msgpack)
+        headers = request.headers
+        content_type = headers.get("Content-Type", "").partition(";")[0]
+        self.sent_msgpack = content_type.strip().lower() in MSGPACK_NAMES
+        self.binary = wants_msgpack(headers.get("Accept", ""), self.sent_msgpack)
 
     def gone(self) -> bool:
+        """Whether the caller has hung up."""
         transport = self.request.transport
         return transport is None or transport.is_closing()
 
-    def check_origin(self) -> None:
-        """A page of another site must not make a browser change something here."""
-        elsewhere = self.request.headers.get("Sec-Fetch-Site") == "cross-site"
-        if elsewhere and not self.reads:
-            raise Refusal("CROSS_ORIGIN", "requests of other sites' pages are refused")
-
-    def hold(self, body: bytes) -> None:
+    def hold_answer(self, response: web.Response) -> None:
         """Count an answer until it is sent. One that only reads can be had again, and is dropped
         when there is no room; what tells of a change is sent in any case."""
         assert self.share is not None
+        size = len(response.body) if isinstance(response.body, bytes) else 0
         try:
-            self.share.hold(self.share.bytes + len(body))
+            self.share.hold(self.share.bytes + size)
         except Refusal:
-            if self.reads and len(body) > ANSWER_BYTES_FREE:
+            if self.reads and size > ANSWER_BYTES_FREE:
                 raise
 
-    def check_encoding(self) -> None:
-        encoding = self.request.headers.get("Content-Encoding", "identity").lower()
-        if encoding != "identity":
-            text = f"content encoding {encoding[:40]!r} is not taken"
-            raise Refusal("UNSUPPORTED_MEDIA_TYPE", text)
-
-    def query(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for name, value in self.request.query.items():
-            found.setdefault(name, []).append(value)
-            if len(found) > QUERY_FIELDS_MAX:
-                raise Refusal("BAD_REQUEST", "the query has too many fields")
-        return found
-
-    async def invite(self) -> None:
-        """Tell a caller that asks first to send its body."""
-        request = self.request
-        expect = request.headers.get("Expect", "").lower()
-        if expect == "100-continue" and request.version == HttpVersion11:
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            # Only the answer itself counts as output.
-            request.writer.output_size = 0
-
-    def decode(self, body: bytes) -> Any:
-        if not body:
-            raise Refusal("BAD_REQUEST", "a body is required")
-        return decode_msgpack(body) if self._content_msgpack else decode_json(body)
-
-    def encode(self, reply: HttpReply) -> tuple[bytes, str]:
-        if reply.content_type:
-            return reply.payload, reply.content_type
-        if self.binary:
-            return encode_msgpack(reply.payload), MSGPACK
-        return encode_json(reply.payload), JSON
-
-    def answer(self, reply: HttpReply, body: bytes, content_type: str) -> web.Response:
+    def answer(self, reply: HttpReply) -> web.Response:
+        body, content_type = reply.payload, reply.content_type
+        if not content_type:
+            content_type = MSGPACK if self.binary else JSON
+            body = encode_msgpack(body) if self.binary else encode_json(body)
         headers = {
             "Content-Type": content_type,
             "X-Request-Id": self.request_id,
@@ -294,44 +289,25 @@ class _Exchange:
         return web.Response(body=body, status=reply.status, headers=headers)
 
     def refuse(self, error: Refusal | RaftqError) -> web.Response:
-        reply = _refused(error)
-        return self.answer(reply, *self.encode(reply))
+        headers = dict(error.headers) if isinstance(error, Refusal) else {}
+        wait_s = retry_after_s(error)
+        if wait_s is not None:
+            headers["Retry-After"] = str(wait_s)
+        return self.answer(HttpReply(error_body(error), status_of(error), headers=headers))
 
 
-def _refused(error: Refusal | RaftqError) -> HttpReply:
-    headers = dict(error.headers) if isinstance(error, Refusal) else {}
-    wait_s = retry_after_s(error)
-    if wait_s is not None:
-        headers["Retry-After"] = str(wait_s)
-    return HttpReply(error_body(error), status_of(error), headers=headers)
+def _unmatched(problem: web.HTTPException) -> Refusal:
+    if not isinstance(problem, web.HTTPMethodNotAllowed):
+        return Refusal("NOT_FOUND", "nothing is served at this path")
+    allowed = ", ".join(sorted(problem.allowed_methods - {METH_HEAD}))
+    refusal = Refusal("METHOD_NOT_ALLOWED", f"this path takes {allowed}")
+    refusal.headers["Allow"] = allowed
+    return refusal
 
 
-def _too_large(most: int) -> Refusal:
-    return Refusal("TOO_LARGE", f"the body is over the limit of {most} bytes")
-
-
-@asynccontextmanager
-async def _within(limit_ms: int, late: Refusal) -> AsyncIterator[None]:
-    """Give up with `late` when the time is over; a TimeoutError from inside stays one."""
-    try:
-        async with asyncio.timeout(limit_ms / 1000) as limit:
-            yield
-    except TimeoutError:
-        if limit.expired():
-            raise late from None
-        raise
-
-
-async def _read_body(request: web.BaseRequest, share: Share, most: int) -> bytes:
-    parts: list[bytes] = []
-    total = 0
-    try:
-        async for part in request.content.iter_any():
-            total += len(part)
-            if total > most:
-                raise _too_large(most)
-            share.hold(total)
-            parts.append(part)
-    except web.RequestPayloadError as error:
-        raise Refusal("BAD_REQUEST", f"the body cannot be read: {error}") from None
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+async def _invite(request: web.BaseRequest) -> None:
+    """Let a caller that asks first send its body."""
+    if request.headers["Expect"].lower() == "100-continue" and request.version == HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # Only the answer itself counts as output.
+        request.writer.output_size = 0

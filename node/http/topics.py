@@ -87,7 +87,7 @@ class TopicHandlers:
         return HttpReply({"topics": [one for one in names if not one.startswith(INTERNAL_PREFIX)]})
 
     async def describe(self, call: Call) -> HttpReply:
-        topic = await self._topics.get(call)
+        topic = await self._topics.by_name(call.path["topic"])
         described = await self._clients.admin.describe_topic(topic.name)
         parts = {one.partition: one for one in described.partitions}
         sizes = [one.size_bytes for one in self._facts.replicas() if one.topic_id == topic.topic_id]
@@ -118,7 +118,7 @@ class TopicHandlers:
 
     async def add_partitions(self, call: Call) -> HttpReply:
         total = call.body["count"] or call.body["partitions"]
-        topic = await self._topics.get(call)
+        topic = await self._topics.by_name(call.path["topic"])
         before = len(topic.partitions)
         grown = await self._clients.admin.add_partitions(topic.name, total)
         after = len(grown.partitions)

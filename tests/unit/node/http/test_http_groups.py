@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from fake_http import NOW_MS, Answer, Rest, served
 from fake_http_queues import as_record
+from yarl import URL
 
 from raftq.client.admin.results import DelayedRecord, DelaySums, QueueSums
 from raftq.client.common.errors import (
@@ -170,6 +171,25 @@ def test_unknown_topics_and_partitions_are_told_apart() -> None:
         refused(await rest.post("/groups/g/offsets", commit), 404, "UNKNOWN_PARTITION")
         reset = {"topic": "orders", "to": "latest", "partition": 9}
         refused(await rest.post("/groups/g/reset", reset), 404, "UNKNOWN_PARTITION")
+
+    served(story, QUICK)
+
+
+@pytest.mark.parametrize(
+    ("raw", "name"),
+    [
+        ("a%7Bb%7D", "a{b}"),
+        ("a%2Fb", "a/b"),
+        ("50%25", "50%"),
+        ("%C3%A9%20", "é "),
+        ("%252F", "%2F"),
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+def test_names_in_paths_are_decoded_once(raw: str, name: str, prefix: str) -> None:
+    async def story(rest: Rest) -> None:
+        url = URL(f"http://127.0.0.1:{rest.port}{prefix}/groups/{raw}", encoded=True)
+        refused(await rest.call("GET", url), 404, "UNKNOWN_GROUP", repr(name))
 
     served(story, QUICK)
 

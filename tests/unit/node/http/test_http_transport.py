@@ -454,7 +454,7 @@ def test_pipelined_requests_are_answered_in_order() -> None:
     served(story)
 
 
-def test_stopping_lets_a_request_finish_and_closes_the_gateway() -> None:
+def test_stopping_lets_a_request_finish_and_closes_the_clients() -> None:
     async def story(rest: Rest) -> None:
         await rest.make_topic("t", 1)
         gate = rest.cluster.gate = asyncio.Event()
