@@ -1,1 +1,1 @@
-"""The consumer: fetches ahead, polls, and its place in a group."""
+"""The consumer: it fetches ahead, serves polls, and is a member of a group."""

@@ -1,4 +1,4 @@
-"""Shell: the asyncio consumer, of partitions that it is assigned or that its group gives it.
+"""Shell: the asyncio consumer of partitions that it is assigned or that its group gives it.
 
     async with Consumer("127.0.0.1:7070") as consumer:
         await consumer.assign([("orders", 0)])
@@ -10,9 +10,9 @@
         async for record in consumer:
             ...
 
-Records are fetched in the background as far as there is room for them (fetcher.py); `poll` hands
-out what is there (positions.py). What a group gives and takes is ownership.py; a poll is when the
-application learns of it. One poll at a time.
+The fetcher (fetcher.py) fetches records in the background while there is room for them; `poll`
+returns them (positions.py). ownership.py handles what a group gives and takes; the application
+learns of it in a poll. Only one poll may run at a time.
 """
 
 import asyncio
@@ -82,57 +82,62 @@ class Consumer(Client):
             self._fetcher.wake()
 
     async def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Read these (topic, partition) from now on, and no others. Those that were assigned
-        before keep their positions; the others begin by `seek`, or as `reset` says."""
+        """Reads these (topic, partition) from now on, and no others.
+
+        Partitions that were assigned before keep their positions. New ones begin by `seek`, or as
+        `reset` says."""
         self._ensure_started()
         if self._group is not None:
             raise InvalidArgument("a group assigns the partitions of this consumer")
         keys = checked(partitions)
         self._routes.want([topic for topic, _ in keys])
-        for part in self._positions.assign(keys, self.options.fetch_bytes):
+        for assigned in self._positions.assign(keys, self.options.fetch_bytes):
             reset = self.options.reset
             if reset == "none":
-                self._positions.move(part, None, None)
-                part.error = OffsetOutOfRange(f"{part.describe()} has no position; seek one")
+                self._positions.move(assigned, None, None)
+                assigned.error = OffsetOutOfRange(
+                    f"{assigned.describe()} has no position; seek one"
+                )
             else:
-                self._positions.move(part, None, (reset, 0))
+                self._positions.move(assigned, None, (reset, 0))
         if any(topic not in self._routes.topics for topic, _ in keys):
             self._routes.request_refresh()
         self._fetcher.wake()
 
     def assignment(self) -> list[tuple[str, int]]:
-        """The (topic, partition) of which polls give records."""
-        return list(self._positions.parts) if self._started else []
+        """The (topic, partition) whose records polls return."""
+        return list(self._positions.partitions) if self._started else []
 
     async def pause(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Give no records of these until `resume`; they stay assigned."""
+        """Returns no records of these until `resume`; they stay assigned."""
         self._ensure_started()
-        for part in [self._positions.get(*key) for key in checked(partitions)]:
-            self._forget_unseen(part.key)
-            self._positions.hold(part, PAUSED)
+        for assigned in [self._positions.get(*key) for key in checked(partitions)]:
+            self._forget_unseen(assigned.key)
+            self._positions.hold(assigned, PAUSED)
 
     async def resume(self, partitions: Iterable[tuple[str, int]]) -> None:
         self._ensure_started()
-        for part in [self._positions.get(*key) for key in checked(partitions)]:
-            self._positions.let_go_on(part, PAUSED)
+        for assigned in [self._positions.get(*key) for key in checked(partitions)]:
+            self._positions.let_go_on(assigned, PAUSED)
         self._fetcher.wake()
 
     def paused(self) -> list[tuple[str, int]]:
-        parts = self._positions.parts if self._started else {}
-        return [key for key, part in parts.items() if part.held & PAUSED]
+        partitions = self._positions.partitions if self._started else {}
+        return [key for key, assigned in partitions.items() if assigned.held & PAUSED]
 
     async def lag(self, timeout: float = 10.0) -> dict[tuple[str, int], int]:  # noqa: ASYNC109
-        """How many offsets are between the position and the end of each assigned partition; one
-        whose leader does not answer in time is as far behind as was known last."""
+        """The number of offsets between the position and the end of each assigned partition.
+
+        For a partition whose leader does not answer in time it is the last known number."""
         self._ensure_started()
-        keys = list(self._positions.parts)
+        keys = list(self._positions.partitions)
         ends = await self._leaders.ask_each(keys, _ask_ends, _read_ends, timeout)
         found = {}
         for key in keys:
-            part = self._positions.parts.get(key)
-            position = None if part is None else self._position(part)
+            assigned = self._positions.partitions.get(key)
+            position = None if assigned is None else self._position(assigned)
             answer = ends[key]
-            known = None if part is None else part.high_watermark
+            known = None if assigned is None else assigned.high_watermark
             end = answer if isinstance(answer, int) else known
             if end is not None and position is not None:
                 found[key] = max(end - position, 0)
@@ -143,9 +148,10 @@ class Consumer(Client):
         offsets: Mapping[tuple[str, int], int] | None = None,
         timeout: float = COMMIT_S,  # noqa: ASYNC109
     ) -> None:
-        """Store the group's positions: those after the records handed out so far, or the given
-        ones, each the next offset to read. FencedGeneration when a partition has gone to another
-        member; those that have not are stored."""
+        """Stores the group's positions: those after the records returned so far, or the given ones.
+
+        A position is the next offset to read. Raises FencedGeneration if a partition has gone to
+        another member; the positions of the others are stored."""
         self._ensure_started()
         if self._group is None:
             raise InvalidArgument("only a consumer of a group stores positions")
@@ -164,20 +170,23 @@ class Consumer(Client):
         to: str | None = None,
         timeout: float = 10.0,  # noqa: ASYNC109 - as in the blocking form
     ) -> None:
-        """Go on at an offset, at the first record of a time (ms) or later, or at an end of the log
-        as it is now: `to` is "earliest" or "latest"."""
+        """Continues at an offset, at the first record of a time (ms) or later, or at an end of the
+        log.
+
+        `to` is "earliest" or "latest", as it is now."""
         self._ensure_started()
-        part = self._positions.get(topic, partition)
+        assigned = self._positions.get(topic, partition)
         start = _start(offset, time, to)
-        self._forget_unseen(part.key)
-        self._positions.move(part, offset, start)
+        self._forget_unseen(assigned.key)
+        self._positions.move(assigned, offset, start)
         self._fetcher.wake()
         if start is not None:
-            await self._located(part, timeout)
+            await self._located(assigned, timeout)
 
     async def stop_at(self, topic: str, partition: int, offset: int) -> None:
-        """Fetch no more of a partition once everything before this offset has come: for readers of
-        a range. Batches are whole, so the last one may go on behind it."""
+        """Stops fetching a partition when everything before this offset has come.
+
+        For readers of a range. Batches are whole, so the last one may go beyond it."""
         self._ensure_started()
         self._positions.stop_at(self._positions.get(topic, partition), offset)
 
@@ -187,11 +196,11 @@ class Consumer(Client):
         partition: int,
         timeout: float = 10.0,  # noqa: ASYNC109
     ) -> int:
-        """The offset of the next record that `poll` gives, at the earliest."""
+        """The offset of the next record that `poll` returns, at the earliest."""
         self._ensure_started()
-        part = self._positions.get(topic, partition)
-        located = await self._located(part, timeout)
-        unseen = self._position(part)
+        assigned = self._positions.get(topic, partition)
+        located = await self._located(assigned, timeout)
+        unseen = self._position(assigned)
         return located if unseen is None else unseen
 
     async def poll(
@@ -199,7 +208,7 @@ class Consumer(Client):
         max_records: int = 500,
         timeout: float = 1.0,  # noqa: ASYNC109
     ) -> list[Record]:
-        """Records as they are there, at most `max_records`; [] when none comes in time."""
+        """Returns available records, at most `max_records`; [] if none comes in time."""
         _check_count(max_records)
         return await self._poll(lambda: self._take(max_records), timeout)
 
@@ -208,7 +217,7 @@ class Consumer(Client):
         max_bytes: int = POLL_BYTES,
         timeout: float = 1.0,  # noqa: ASYNC109
     ) -> list[Fetched]:
-        """Whole batches as they are stored, checksums not yet compared."""
+        """Returns whole batches as they are stored; their checksums are not compared yet."""
         self._rewind()
         return await self._poll(lambda: self._positions.take_batches(max_bytes), timeout)
 
@@ -217,21 +226,21 @@ class Consumer(Client):
         max_bytes: int = POLL_BYTES,
         timeout: float = 1.0,  # noqa: ASYNC109
     ) -> Any:
-        """The next records as one `pyarrow.Table`, empty when none comes in time."""
+        """The next records as one `pyarrow.Table`, empty if none comes in time."""
         return to_table(await self.poll_batches(max_bytes, timeout))
 
     def high_watermark(self, topic: str, partition: int) -> int | None:
-        """The end of what can be read, as the last fetch has told."""
+        """The end of the readable records, as the last fetch returned it."""
         return self._positions.get(topic, partition).high_watermark
 
     async def close(self) -> None:
-        """End. The member of a group stores its positions first, if it does that by itself, and
+        """Closes the consumer. With auto-commit, a member of a group stores its positions; it
         leaves."""
         await self._close(is_done=True)
 
-    async def __aexit__(self, kind: object, *_: object) -> None:
-        # Whoever fails is not done with what it got: it shall get it again.
-        await self._close(is_done=kind is None)
+    async def __aexit__(self, *error: object) -> None:
+        # An application that fails has not finished its records: they are delivered again.
+        await self._close(is_done=error[0] is None)
 
     async def _close(self, is_done: bool, is_told: bool = False) -> None:
         if self._started and not self._ended and not self._loop.is_closed():
@@ -262,7 +271,7 @@ class Consumer(Client):
         return self
 
     async def __anext__(self) -> Record:
-        """The next record, however long it takes; the end when the consumer is closed."""
+        """The next record, however long it takes. Ends when the consumer is closed."""
         if self._ended:
             raise StopAsyncIteration
         self._ensure_started()
@@ -292,24 +301,26 @@ class Consumer(Client):
         count = min(records_max, len(self._unseen))
         return [self._unseen.popleft() for _ in range(count)]
 
-    def _position(self, part: Assigned) -> int | None:
-        """Where the application is: before what an iteration has not given it yet."""
+    def _position(self, assigned: Assigned) -> int | None:
+        """The position of the application: before the records that an iteration has not returned
+        yet."""
         for record in self._unseen:
-            if (record.topic, record.partition) == part.key:
+            if (record.topic, record.partition) == assigned.key:
                 return record.offset
-        return part.position
+        return assigned.position
 
     def _forget_unseen(self, key: PartitionKey) -> None:
-        """An iteration gives no more of this partition; it goes on where that was."""
-        part = self._positions.parts.get(key)
-        if not self._unseen or part is None:
+        """Drops what an iteration holds of this partition. It continues at the first dropped
+        record."""
+        assigned = self._positions.partitions.get(key)
+        if not self._unseen or assigned is None:
             return
-        position = self._position(part)
+        position = self._position(assigned)
         kept = [record for record in self._unseen if (record.topic, record.partition) != key]
         if len(kept) < len(self._unseen):
             self._unseen.clear()
             self._unseen.extend(kept)
-            self._positions.move(part, position, None)
+            self._positions.move(assigned, position, None)
 
     def _rewind(self) -> None:
         for key in {(record.topic, record.partition): None for record in self._unseen}:
@@ -322,7 +333,7 @@ class Consumer(Client):
     async def _poll(self, take: Callable[[], list[T]], timeout_s: float) -> list[T]:
         self._ensure_started()
         group = self._group
-        # Without this a consumer whose buffers never run dry would keep the loop to itself.
+        # Without this a consumer whose buffers are never empty would block the loop.
         await yield_to_loop()
         deadline = self._loop.time() + timeout_s
         if group is not None:
@@ -344,7 +355,7 @@ class Consumer(Client):
                 group.end_poll(found)
 
     async def _something(self, timeout_s: float) -> bool:
-        """Wait until there may be something to take; whether there may, or time is over."""
+        """Waits until there may be something to take. Says whether there may, or time is over."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._positions.waiter()
@@ -353,7 +364,7 @@ class Consumer(Client):
         return True
 
     async def _come_back(self, group: OwnedPartitions) -> None:
-        """Learn what the group has given and taken, and tell the application."""
+        """Handles what the group has given and taken, and tells the application."""
         revoked = await group.come_back()
         if revoked:
             try:
@@ -371,23 +382,23 @@ class Consumer(Client):
         self._unseen.clear()
         self._unseen.extend(kept)
 
-    async def _located(self, part: Assigned, timeout_s: float) -> int:
-        turn = part.turn
+    async def _located(self, assigned: Assigned, timeout_s: float) -> int:
+        turn = assigned.turn
         try:
             async with asyncio.timeout(timeout_s):
-                while part.position is None and part.turn == turn:
-                    if part.error is not None:
-                        raise copy_error(part.error)
+                while assigned.position is None and assigned.turn == turn:
+                    if assigned.error is not None:
+                        raise copy_error(assigned.error)
                     await self._positions.waiter()
                     self._ensure_started()
         except TimeoutError:
-            leader = self._routes.describe_leader(part.topic, part.partition)
+            leader = self._routes.describe_leader(assigned.topic, assigned.partition)
             raise out_of_time(
-                f"the position of {part.describe()} is not known after {timeout_s} s "
+                f"the position of {assigned.describe()} is not known after {timeout_s} s "
                 f"(its leader: {leader})",
                 None,
             ).with_outcome("failed") from None
-        return part.position if part.position is not None else 0
+        return assigned.position if assigned.position is not None else 0
 
 
 async def call_back(callback: Rebalanced | None, keys: list[PartitionKey]) -> None:

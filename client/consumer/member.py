@@ -1,17 +1,17 @@
 """Shell: the membership of one process in a group, kept alive whatever the application does.
 
     out ──join──> in ──heartbeat──> in
-                   ├──fenced──> out: what it owned is lost, and it joins anew, but not when another
+                   ├──fenced──> out: its partitions are lost, and it joins again, but not if another
                    │            process has its instance_id
                    ├──silence for a whole session──> in doubt: the same, under its old name
                    └──leave──> gone
 
-One heartbeat is always with the coordinator, which keeps it for `heartbeat_ms` while there is no
-news, so that news travels at once. What the member itself has to say (`poke`) does not wait for
-that one's answer: it goes in the next heartbeat at once, and the older answer is not for anybody.
+One heartbeat is always at the coordinator, which holds it for `heartbeat_ms` while there is no
+news. So news arrives at once. What the member itself has to send (`poke`) does not wait for the
+answer: it goes in the next heartbeat at once, and the older answer is ignored.
 
-Each answer says all that the member may own, so a lost one is made good by the next. What to do
-about it is for the owner of this object (ownership.py).
+Each answer contains everything that the member may own, so the next answer replaces a lost one.
+ownership.py decides what to do about it.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from raftq.client.wire.group_messages import (
 
 logger = logging.getLogger(__name__)
 
-ANSWER_S = 3.0  # beyond the wait that was asked for
+ANSWER_S = 3.0  # beyond the wait that the request asks for
 LEAVE_S = 2.0
-PENDING_S = 0.02  # how soon to ask again when more will come: the coordinator keeps the question
+PENDING_S = 0.02  # how soon to ask again if more will come: the coordinator holds the request
 
 
-class Part(Protocol):
-    """Who acts on what the coordinator says."""
+class MembershipListener(Protocol):
+    """Acts on the answers of the coordinator."""
 
     def owned(self) -> tuple[Owned, ...]: ...
     def told(self, reply: GroupHeartbeatReply) -> None: ...
@@ -57,20 +57,20 @@ class GroupMember:
         mode: Mode,
         client_id: str,
         coordinator: CoordinatorClient,
-        part: Part,
+        listener: MembershipListener,
     ) -> None:
         self._options = options
         self._membership = membership
         self._mode: Mode = mode
         self._client_id = client_id
         self._coordinator = coordinator
-        self._part = part
+        self._listener = listener
         self._loop = asyncio.get_running_loop()
         # Chosen here, so that a join whose answer was lost is the same member when it is repeated.
         self.member_id = client_id
         self.member_epoch = 0  # 0: not a member
         self.generation = 0
-        self.fenced_by = 0  # the highest owner epoch by which a claim was refused
+        self.fenced_by = 0  # the highest owner epoch that refused a claim
         self.session_end = float("inf")  # when others may own what this member owned
         self._tasks: Tasks
         self._has_asked = False  # so the coordinator may know it
@@ -79,7 +79,7 @@ class GroupMember:
         self._waiting: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._running: asyncio.Task[None] | None = None
-        # A session must not end by the waits between attempts.
+        # The pauses between attempts must not end a session.
         most_ms = min(options.retry_backoff_ms_max, max(membership.session_ms // 20, 1))
         self._backoff = Backoff(min(options.retry_backoff_ms, most_ms), most_ms, options.rng)
 
@@ -88,13 +88,13 @@ class GroupMember:
         self._running = tasks.spawn(self._run())
 
     def poke(self) -> None:
-        """There is something to tell the coordinator."""
+        """There is something to send to the coordinator."""
         self._poked = True
         if self._waiting is not None:
             resolve(self._waiting)
 
     def stop(self) -> None:
-        """No more heartbeats; the membership ends with its session unless `leave` follows."""
+        """Sends no more heartbeats. The membership ends with its session unless `leave` follows."""
         if self._running is not None:
             self._running.cancel()
             self._running = None
@@ -103,8 +103,9 @@ class GroupMember:
             self._alarm = None
 
     async def leave(self) -> None:
-        """Tell the coordinator, if it can be told quickly. One that comes back under the same name
-        does not leave: its partitions wait for it."""
+        """Tells the coordinator, if it answers quickly.
+
+        A member with a fixed name does not leave: its partitions wait for it."""
         self.stop()
         own = self._membership
         if not self._has_asked or own.instance_id is not None:
@@ -125,16 +126,17 @@ class GroupMember:
                 await self._failed(error)
                 continue
             if reply is None:
-                continue  # it has something newer to say
+                continue  # it has something newer to send
             self._backoff.reset()
             is_news = self._heard(reply, began)
-            self._part.told(reply)
+            self._listener.told(reply)
             if not is_news:
                 await self._until_next(began, reply.pending)
 
     async def _until_next(self, began: float, pending: bool) -> None:
-        """The next heartbeat goes at once after one that was kept, else when it is time. (After
-        news it goes at once, too: more may follow.)"""
+        """Waits until the next heartbeat is due.
+
+        It is due at once after one that was held, and after news, as more may follow."""
         interval_s = self._membership.heartbeat_ms / 1000
         if pending:
             interval_s = min(interval_s, PENDING_S)
@@ -143,7 +145,7 @@ class GroupMember:
             await self._pause(left_s)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, unless there is something to say."""
+        """Waits, unless there is something to send."""
         if self._poked:
             return
         self._waiting = self._loop.create_future()
@@ -155,7 +157,7 @@ class GroupMember:
             self._waiting = None
 
     async def _beat(self) -> GroupHeartbeatReply | None:
-        """One heartbeat; None when it is overtaken by something newer to say."""
+        """Sends one heartbeat; None if something newer to send has replaced it."""
         own = self._membership
         wait_ms = own.heartbeat_ms if self.member_epoch else 0
         request = GroupHeartbeat(
@@ -166,7 +168,7 @@ class GroupMember:
             self._mode,
             tuple(own.topics),
             own.pattern,
-            self._part.owned(),
+            self._listener.owned(),
             own.session_ms,
             own.instance_id or "",
             self._client_id,
@@ -204,11 +206,12 @@ class GroupMember:
             return error
 
     def _heard(self, reply: GroupHeartbeatReply, began: float) -> bool:
-        """Take in an answer; whether it says anything new."""
+        """Takes in an answer; says whether it contains news."""
         self.member_id = reply.member_id
         self.member_epoch = reply.member_epoch
         self.generation = reply.generation
-        # The coordinator counts from when it heard, which was not before this was sent.
+        # The coordinator counts from the moment at which it received this, which is after its
+        # sending.
         self.session_end = began + self._membership.session_ms / 1000
         if self._alarm is None:
             self._alarm = self._loop.call_at(self.session_end, self._ring)
@@ -220,24 +223,24 @@ class GroupMember:
         if self._loop.time() < self.session_end:
             self._alarm = self._loop.call_at(self.session_end, self._ring)
         else:
-            self._part.lost(None)
+            self._listener.lost(None)
 
     async def _failed(self, error: RaftqError) -> None:
         is_out = isinstance(error, FencedGeneration | UnknownGroup)
         if is_out and self.member_epoch:
             logger.warning("member %s lost its place: %s", self.member_id, error)
             self.member_epoch = self.generation = 0
-            self._part.lost(error)
+            self._listener.lost(error)
             if self._membership.instance_id is not None and self._loop.time() < self.session_end:
-                # Its session had not ended: another process has come under the same name.
-                self._part.refused(error)
+                # The session had not ended: another process uses the same name.
+                self._listener.refused(error)
                 self.stop()
                 return
         elif is_out and self._membership.instance_id is None:
-            # The answer to the join took so long that the coordinator has forgotten it again.
+            # The answer to the join took so long that the coordinator has forgotten the member.
             logger.info("group %s is joined again: %s", self._membership.group, error)
         elif not error.retriable:
-            self._part.refused(error)
+            self._listener.refused(error)
             await self._pause(self._membership.heartbeat_ms / 1000)
             return
         else:
@@ -246,5 +249,5 @@ class GroupMember:
 
 
 def holder_name(options: ClientOptions, kind: str) -> str:
-    """A name for one client of a group, of its own."""
+    """A unique name for one client of a group."""
     return f"{(options.name or kind)[:200]}-{options.rng.getrandbits(48):012x}"

@@ -3,13 +3,13 @@
     given ──claim──> claimed ──poll──> active ──no longer given──> revoking ──poll──> given up
       └──────────no longer given──────────┘                └──given again──> active
 
-Claiming fences whoever owned the partition before, and reads where to go on; only then is anything
-fetched. The application is told by its own polls: between two of them it may be in the middle of
-the records it got, so a partition that is to be given up stays owned until the next poll, or for
-`max_poll_ms`; nothing of it is handed out any more. It is given up when the application was told
-and its position is stored.
+Claiming fences the previous owner and reads its stored position. Only then are records fetched. The
+application learns of changes in its own polls. Between two polls it may still work on records, so a
+partition that is to be given up stays owned until the next poll, or for `max_poll_ms`; no more of
+its records are returned. It is given up when the application has been told and its position is
+stored.
 
-When the membership is lost, so are all its partitions, at once: others may have them already.
+When the membership is lost, all its partitions are lost at once: others may own them already.
 """
 
 import asyncio
@@ -51,12 +51,12 @@ class Holding:
         self.owner_epoch = owner_epoch
         self.state: State = "given"
         self.stored = -1
-        self.turn = 0  # of the newest positions that were to be stored
-        self.lost = False  # somebody else may own it: its position cannot be stored any more
+        self.turn = 0  # of the newest positions to store
+        self.lost = False  # others may own it: its position cannot be stored any more
 
 
 class OwnedPartitions:
-    """What a consumer owns in its group; the `Part` of its Member."""
+    """The partitions that a consumer owns in its group. It acts on its member's answers."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class OwnedPartitions:
         self._storing = asyncio.Lock()
         self._turn = 0
         self._commit_due = False
-        self._unpolled: list[PartitionKey] = []  # given up without a poll, still to be told
+        self._unpolled: list[PartitionKey] = []  # given up without a poll, still unknown to it
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        # What the polls say, from whatever thread they come.
+        # State of the polls, from any thread.
         self.is_polling = False
         self.polled_at = self._loop.time()
         self.last: Sequence[Record | Fetched] = ()  # what the application may still work on
-        self.unseen: Sequence[Record] = ()  # taken from the positions and not yet handed out
+        self.unseen: Sequence[Record] = ()  # taken from the positions and not yet returned
 
     def start(self) -> None:
         self.member.start(self._tasks)
@@ -100,7 +100,7 @@ class OwnedPartitions:
             timer.cancel()
         self._timers.clear()
 
-    # What the coordinator says.
+    # Answers of the coordinator.
 
     def owned(self) -> tuple[Owned, ...]:
         return tuple(Owned(*key) for key in self.holdings)
@@ -119,7 +119,7 @@ class OwnedPartitions:
         self._accept()
 
     def _accept(self) -> None:
-        """Begin with what was given and is not held."""
+        """Begins with partitions that were given and are not held."""
         new = [key for key in self._given if key not in self.holdings]
         new = [key for key in new if self._refused.get(key) != self._given[key]]
         for key in new:
@@ -134,36 +134,36 @@ class OwnedPartitions:
             del self.holdings[holding.key]
             self.member.poke()
             return
-        part = self._positions.parts.get(holding.key)
+        assigned = self._positions.partitions.get(holding.key)
         if holding.state == "active":
             holding.state = "revoking"
-            if part is not None:
-                self._positions.hold(part, REVOKED)
+            if assigned is not None:
+                self._positions.hold(assigned, REVOKED)
             self._arm_patience()
         self._positions.call()
 
     def _go_on(self, key: PartitionKey) -> None:
-        part = self._positions.parts.get(key)
-        if part is not None:
-            self._positions.let_go_on(part, REVOKED)
+        assigned = self._positions.partitions.get(key)
+        if assigned is not None:
+            self._positions.let_go_on(assigned, REVOKED)
             self._fetcher.wake()
 
     def lost(self, error: RaftqError | None) -> None:
-        """The session is over: everything may belong to others by now."""
+        """The session is over: others may own everything by now."""
         self._given = {}
         for holding in list(self.holdings.values()):
             self._take_back(holding, lost=True)
         self._refused.clear()
 
     def refused(self, error: RaftqError) -> None:
-        """Membership is refused for a reason that does not go away: polls say so."""
+        """Membership is refused for good: polls raise the error."""
         self._problem = error
         self._positions.call()
 
     # Claiming.
 
     def _claim(self, keys: Sequence[PartitionKey]) -> None:
-        """One task for each leader: those that answer do not wait for one that does not."""
+        """Starts one task for each leader, so that a leader without an answer delays no other."""
         groups: dict[object, dict[PartitionKey, int]] = {}
         for key in keys:
             epoch = self.holdings[key].owner_epoch
@@ -179,7 +179,7 @@ class OwnedPartitions:
             for key, answer in found.items():
                 holding = self.holdings.get(key)
                 if holding is None or holding.owner_epoch != claims[key]:
-                    del claims[key]  # it is not this one's any more
+                    del claims[key]  # it does not belong to this member any more
                 elif isinstance(answer, StoredOffset):
                     holding.stored = answer.offset
                     holding.state = "claimed"
@@ -193,8 +193,8 @@ class OwnedPartitions:
 
     def _claim_failed(self, holding: Holding, error: RaftqError) -> None:
         if isinstance(error, FencedGeneration):
-            # Somebody owns it in a later generation: this member will hear of that, too. If there
-            # was no such generation as far as the coordinator knows, that has to hear of it.
+            # A member owns it in a later generation; this member will learn of it, too. If the
+            # coordinator does not know such a generation, it has to learn of it.
             known = error.details.get("owner_epoch")
             if isinstance(known, int) and known > self.member.generation:
                 logger.warning(
@@ -209,7 +209,7 @@ class OwnedPartitions:
         elif not error.retriable:
             logger.warning("%s/%d cannot be claimed: %s", *holding.key, error)
 
-    # What the polls do: only while nobody takes records.
+    # What the polls do, only while no records are taken.
 
     def begin_poll(self) -> None:
         self.is_polling = True
@@ -222,7 +222,7 @@ class OwnedPartitions:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a poll has to come here first."""
+        """Whether a poll must call this object first."""
         return (
             self._positions.called
             or self._problem is not None
@@ -230,7 +230,8 @@ class OwnedPartitions:
         )
 
     async def come_back(self) -> list[PartitionKey]:
-        """The application is done with what it got. What is to be given up, to be told to it."""
+        """The application has finished its records. Returns the partitions that it has to give
+        up."""
         self._positions.called = False
         if self._loop.time() >= self.member.session_end:
             self.lost(None)
@@ -247,7 +248,7 @@ class OwnedPartitions:
         return told + revoking
 
     async def give_up(self, keys: Sequence[PartitionKey]) -> None:
-        """The application knows that it loses these: store where it is, and let go."""
+        """The application knows that it loses these: stores their positions and gives them up."""
         if self._options.auto_commit:
             wanted = set(keys)
             positions = {key: at for key, at in self.handed_out().items() if key in wanted}
@@ -265,16 +266,16 @@ class OwnedPartitions:
 
     def _drop(self, gone: Sequence[PartitionKey]) -> None:
         if gone:
-            left = [key for key in self._positions.parts if key not in set(gone)]
+            left = [key for key in self._positions.partitions if key not in set(gone)]
             self._positions.assign(left, self._options.fetch_bytes)
 
     async def activate(self) -> list[PartitionKey]:
-        """What is claimed becomes readable; to be told to the application."""
+        """Makes claimed partitions readable. Returns them, so that the application can be told."""
         claimed = [holding for holding in self.holdings.values() if holding.state == "claimed"]
         if not claimed:
             return []
         keys = [one.key for one in claimed]
-        self._positions.assign([*self._positions.parts, *keys], self._options.fetch_bytes)
+        self._positions.assign([*self._positions.partitions, *keys], self._options.fetch_bytes)
         for holding in claimed:
             holding.state = "active"
             self._begin(holding)
@@ -284,24 +285,25 @@ class OwnedPartitions:
         return keys
 
     def _begin(self, holding: Holding) -> None:
-        part = self._positions.parts[holding.key]
+        assigned = self._positions.partitions[holding.key]
         reset = self._options.reset
         if holding.stored >= 0:
-            self._positions.move(part, holding.stored, None)
+            self._positions.move(assigned, holding.stored, None)
         elif reset != "none":
-            self._positions.move(part, None, (reset, 0))
+            self._positions.move(assigned, None, (reset, 0))
         else:
-            self._positions.move(part, None, None)
-            part.error = OffsetOutOfRange(
-                f"group {self._options.group!r} has no position in {part.describe()}; seek one"
+            self._positions.move(assigned, None, None)
+            assigned.error = OffsetOutOfRange(
+                f"group {self._options.group!r} has no position in {assigned.describe()}; seek one"
             )
 
     async def every(self) -> list[PartitionKey]:
-        """What the application knows that it has."""
+        """The partitions that the application knows it has."""
         return [key for key, one in self.holdings.items() if one.state in ("active", "revoking")]
 
     async def leave(self, is_done: bool) -> None:
-        """The end: store where the application is, or was before what it is not done with."""
+        """The end: stores the application's positions, before the records that it has not
+        finished."""
         self.stop()
         self.member.stop()
         try:
@@ -316,21 +318,21 @@ class OwnedPartitions:
     def handed_out(
         self, but: "set[PartitionKey] | frozenset[PartitionKey]" = frozenset()
     ) -> dict[PartitionKey, int]:
-        """Where the application is in each partition that it knows of."""
+        """The position of the application in each partition that it knows of."""
         found = {}
         for key, holding in self.holdings.items():
-            part = self._positions.parts.get(key)
-            if part is None or part.position is None or key in but:
+            assigned = self._positions.partitions.get(key)
+            if assigned is None or assigned.position is None or key in but:
                 continue
             if holding.state in ("active", "revoking") and not holding.lost:
-                found[key] = part.position
+                found[key] = assigned.position
         for key, offset in first_offsets(self.unseen).items():
             if key in found:
                 found[key] = offset
         return found
 
     def worked_off(self) -> dict[PartitionKey, int]:
-        """As `handed_out`, without what the application may still work on."""
+        """As `handed_out`, without the records that the application may still work on."""
         found = self.handed_out()
         return {
             **found,
@@ -340,8 +342,10 @@ class OwnedPartitions:
     async def commit(
         self, offsets: Mapping[PartitionKey, int] | None = None, timeout_s: float = COMMIT_S
     ) -> None:
-        """Store these positions, or all that were handed out. FencedGeneration when a partition is
-        not this member's any more; the others are stored all the same."""
+        """Stores these positions, or those after all returned records.
+
+        Raises FencedGeneration if a partition does not belong to this member any more; the
+        positions of the others are stored."""
         wanted = dict(self.handed_out() if offsets is None else offsets)
         foreign = [key for key in wanted if not self._is_held(key)]
         for key in foreign:
@@ -362,15 +366,15 @@ class OwnedPartitions:
         return holding is not None and holding.state in ("active", "revoking") and not holding.lost
 
     def _next_turn(self) -> int:
-        """Positions are as old as this: it is called in the moment they are looked at."""
+        """The number of this set of positions; called at the moment at which they are read."""
         self._turn += 1
         return self._turn
 
     async def _store(
         self, offsets: Mapping[PartitionKey, int], turn: int, timeout_s: float
     ) -> RaftqError | None:
-        # One at a time, and in the order in which they were looked at: an older position must not
-        # be stored after a newer one.
+        # One at a time, in the order in which they were read: an older position must not be stored
+        # after a newer one.
         async with self._storing:
             held = self.holdings
             epochs = {key: held[key].owner_epoch for key in offsets if key in held}
@@ -408,7 +412,7 @@ class OwnedPartitions:
         self._timers["commit"] = self._loop.call_later(after_s, self._ring_commit)
 
     def _ring_commit(self) -> None:
-        # Only a poll knows that the application is done with what it was given.
+        # Only a poll shows that the application has finished its records.
         self._commit_due = True
         self._positions.call()
 
@@ -421,7 +425,7 @@ class OwnedPartitions:
             self._timers["patience"] = self._loop.call_later(left_s, self._ring_patience)
 
     def _ring_patience(self) -> None:
-        """The application does not come back: others must not wait for it any longer."""
+        """The application does not poll: others must not wait for it any longer."""
         del self._timers["patience"]
         keys = [key for key, one in self.holdings.items() if one.state == "revoking"]
         if not keys:
@@ -442,7 +446,7 @@ class OwnedPartitions:
             await self._commit_quietly(done, self._next_turn())
         gone = [key for key in keys if self._is_revoking(key)]
         for key in gone:
-            # It stays among the positions, where nothing is handed out of it, until the next poll.
+            # It stays among the positions, returning no records, until the next poll.
             del self.holdings[key]
         self._unpolled += gone
         self.member.poke()
@@ -450,7 +454,7 @@ class OwnedPartitions:
 
 
 def first_offsets(records: Sequence[Record | Fetched]) -> dict[PartitionKey, int]:
-    """The lowest offset of each partition among these, which are in order."""
+    """The lowest offset of each partition among these records, which are in order."""
     found: dict[PartitionKey, int] = {}
     for record in reversed(records):
         found[(record.topic, record.partition)] = (

@@ -1,13 +1,12 @@
-"""Assigned partitions: where each one is, and what is fetched of it and not yet polled.
+"""Shell: assigned partitions: the position of each, and its fetched records that were not polled.
 
-(Shell: the polling thread and the loop meet here.)
+The polling thread and the loop share this state.
 
     position       next offset for the application
     fetch_offset   next offset to ask the leader for; between the two are the buffered batches
 
-The fetcher fills, `poll` empties; each `seek` starts a new turn, and whatever was asked for in an
-older turn is thrown away when it arrives. A position moves only when records are handed out, so
-nothing is skipped or repeated, whatever happens on the way here.
+The fetcher fills and `poll` empties. Each `seek` starts a new turn; replies to requests of an older
+turn are dropped. A position moves only when records are returned, so none is skipped or repeated.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ Start = tuple[Literal["earliest", "latest", "time"], int]  # the number is for "
 
 
 class Assigned:
-    """One assigned partition. What follows `turn` belongs to the fetcher."""
+    """One assigned partition. The fields after `turn` belong to the fetcher."""
 
     __slots__ = (
         "asked_at", "asking", "attempts", "batches", "buffered_bytes", "bytes_max", "doubtful",
@@ -46,26 +45,26 @@ class Assigned:
         self.position: int | None = None
         self.batches: deque[Batch] = deque()
         self.buffered_bytes = 0
-        self.rows: list[Record] = []  # of the batch that is being handed out
+        self.rows: list[Record] = []  # of the batch that is being returned
         self.rows_at = 0
         self.error: RaftqError | None = None
-        self.start: Start | None = None  # a position that still has to be asked for
-        self.held = 0  # PAUSED, REVOKED or both: nothing is fetched or handed out
+        self.start: Start | None = None  # a position that still has to be requested
+        self.held = 0  # PAUSED, REVOKED or both: nothing is fetched or returned
         self.turn = 0
         self.until: int | None = None  # where its reader stops
-        self.whole = False  # all that is before `until` has been fetched
+        self.whole = False  # everything before `until` has been fetched
         self.fetch_offset: int | None = None
-        self.in_flight: int | None = None  # the turn of the fetch that is under way
+        self.in_flight: int | None = None  # the turn of the fetch in flight
         self.timer: asyncio.TimerHandle | None = None
         self.doubtful = False  # a node did not know the topic since its last fetch
-        self.node: int | None = None  # whom it was fetched from
+        self.node: int | None = None  # the node that it was fetched from
         self.asked_at = 0.0  # when its last fetch ended
-        self.asking: asyncio.Task[None] | None = None  # routes without which it must not go on
+        self.asking: asyncio.Task[None] | None = None  # routes that it must wait for
         self.attempts = 0
         self.bytes_max = bytes_max
         self.high_watermark: int | None = None
-        self.topic_id: int | None = None  # of the topic that the position is in
-        self.lost_since: float | None = None  # past the leader's end, or without topic, since
+        self.topic_id: int | None = None  # of the topic of the position
+        self.lost_since: float | None = None  # beyond the leader's end, or no topic, since
 
     @property
     def key(self) -> PartitionKey:
@@ -81,97 +80,101 @@ class Positions:
     def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
         self.lock = threading.Lock()
         self.ready = threading.Condition(self.lock)
-        self.parts: dict[PartitionKey, Assigned] = {}
+        self.partitions: dict[PartitionKey, Assigned] = {}
         self.buffered_bytes = 0
         self.held = False  # the fetcher left a partition out because of full buffers
-        self.called = False  # whoever polls is wanted for something else first
+        self.called = False  # the poller must do something else first
         self._loop = loop
         self._wake = wake
-        self._turn: deque[Assigned] = deque()  # whose turn it is
+        self._turn: deque[Assigned] = deque()  # the partition whose turn it is
         self._waiters: list[asyncio.Future[None]] = []
 
     def get(self, topic: str, partition: int) -> Assigned:
-        part = self.parts.get((topic, partition))
-        if part is None:
+        assigned = self.partitions.get((topic, partition))
+        if assigned is None:
             raise InvalidArgument(f"{topic}/{partition} is not assigned to this consumer")
-        return part
+        return assigned
 
     def assign(self, keys: Iterable[PartitionKey], bytes_max: int) -> list[Assigned]:
-        """Hold exactly these; those held before go on where they are. The new ones."""
+        """Holds exactly these partitions; the old ones keep their state. Returns the new ones."""
         with self.lock:
-            before = self.parts
-            self.parts = {}
+            before = self.partitions
+            self.partitions = {}
             for key in keys:
                 held = before.pop(key) if key in before else None
-                self.parts[key] = held or self.parts.get(key) or Assigned(*key, bytes_max)
+                self.partitions[key] = held or self.partitions.get(key) or Assigned(*key, bytes_max)
             for gone in before.values():
                 self._clear(gone)
                 if gone.timer is not None:
                     gone.timer.cancel()
                     gone.timer = None
-            self._turn = deque(self.parts.values())
-            return [part for part in self.parts.values() if part.turn == 0]
+            self._turn = deque(self.partitions.values())
+            return [assigned for assigned in self.partitions.values() if assigned.turn == 0]
 
-    def move(self, part: Assigned, offset: int | None, start: Start | None) -> None:
-        """Begin a new turn at an offset, or at one that is still to be asked for."""
+    def move(self, assigned: Assigned, offset: int | None, start: Start | None) -> None:
+        """Begins a new turn at an offset, or at one that still has to be requested."""
         with self.lock:
-            self._clear(part)
-            part.position = part.fetch_offset = offset
-            part.start = start
-            part.error = None
-            part.lost_since = None
-            part.high_watermark = part.topic_id = None
+            self._clear(assigned)
+            assigned.position = assigned.fetch_offset = offset
+            assigned.start = start
+            assigned.error = None
+            assigned.lost_since = None
+            assigned.high_watermark = assigned.topic_id = None
 
-    def hold(self, part: Assigned, why: int) -> None:
-        """Hand out nothing of this one until it is let go on; what is buffered is thrown away."""
+    def hold(self, assigned: Assigned, why: int) -> None:
+        """Returns nothing of this partition until it is released; drops its buffer."""
         with self.lock:
-            part.held |= why
-            self._clear(part)
-            if part.position is not None:
-                part.fetch_offset = part.position
+            assigned.held |= why
+            self._clear(assigned)
+            if assigned.position is not None:
+                assigned.fetch_offset = assigned.position
             if why == REVOKED:
-                part.error = None
+                assigned.error = None
 
-    def let_go_on(self, part: Assigned, why: int) -> None:
+    def let_go_on(self, assigned: Assigned, why: int) -> None:
         with self.lock:
-            part.held &= ~why
+            assigned.held &= ~why
 
     def call(self) -> None:
-        """Whoever polls is wanted."""
+        """Calls the poller."""
         with self.lock:
             self.called = True
         self.notify()
 
-    def stop_at(self, part: Assigned, offset: int) -> None:
+    def stop_at(self, assigned: Assigned, offset: int) -> None:
         with self.lock:
-            part.until = offset
+            assigned.until = offset
 
-    def _clear(self, part: Assigned) -> None:
-        part.turn += 1
-        part.whole = False
-        self.buffered_bytes -= part.buffered_bytes
-        part.buffered_bytes = 0
-        part.batches.clear()
-        part.rows = []
-        part.rows_at = 0
+    def _clear(self, assigned: Assigned) -> None:
+        assigned.turn += 1
+        assigned.whole = False
+        self.buffered_bytes -= assigned.buffered_bytes
+        assigned.buffered_bytes = 0
+        assigned.batches.clear()
+        assigned.rows = []
+        assigned.rows_at = 0
 
-    # The loop fills.
+    # Called by the loop, which fills.
 
-    def fill(self, part: Assigned, batches: list[Batch]) -> None:
-        """Add what was fetched; `notify` tells whoever waits for it."""
+    def fill(self, assigned: Assigned, batches: list[Batch]) -> None:
+        """Adds fetched batches; `notify` wakes the poller."""
         with self.lock:
-            part.batches.extend(batches)
+            assigned.batches.extend(batches)
             last = batches[-1]
-            # One without records wakes no reader, so something that does has to follow it.
-            if part.until is not None and last.end_offset >= part.until and not is_empty(last):
-                part.whole = True
+            # A batch without records wakes no reader, so another one has to follow it.
+            if (
+                assigned.until is not None
+                and last.end_offset >= assigned.until
+                and not is_empty(last)
+            ):
+                assigned.whole = True
             size = sum([batch.length for batch in batches])
-            part.buffered_bytes += size
+            assigned.buffered_bytes += size
             self.buffered_bytes += size
 
-    def fail(self, part: Assigned, error: RaftqError) -> None:
-        """Let the next poll raise this."""
-        part.error = error
+    def fail(self, assigned: Assigned, error: RaftqError) -> None:
+        """The next poll raises this error."""
+        assigned.error = error
         self.notify()
 
     def notify(self) -> None:
@@ -187,71 +190,75 @@ class Positions:
         self._waiters.append(future)
         return future
 
-    # Whoever polls empties.
+    # Called by the poller, which empties.
 
     def wait(self, timeout_s: float) -> None:
-        """Block this thread until there is something to take, or the consumer ends."""
+        """Blocks this thread until there is something to take, or the consumer ends."""
         with self.lock:
-            if not self.called and not any(part.batches or part.error for part in self._turn):
+            if not self.called and not any(
+                assigned.batches or assigned.error for assigned in self._turn
+            ):
                 self.ready.wait(timeout_s)
 
     def take_records(self, records_max: int) -> list[Record]:
-        """Up to so many records, partition by partition; raises what a partition failed with."""
+        """Takes up to `count` records, partition by partition. Raises the error of a failed
+        partition."""
         found: list[Record] = []
         for _ in range(len(self._turn)):
-            part = self._turn[0]
+            assigned = self._turn[0]
             while len(found) < records_max:
-                if part.rows_at < len(part.rows):
-                    self._hand_out(part, found, records_max)
-                elif not self._next_rows(part, bool(found)):
+                if assigned.rows_at < len(assigned.rows):
+                    self._hand_out(assigned, found, records_max)
+                elif not self._next_rows(assigned, bool(found)):
                     break
             if len(found) >= records_max:
                 break
             self._turn.rotate(-1)
         return found
 
-    def _hand_out(self, part: Assigned, found: list[Record], records_max: int) -> None:
+    def _hand_out(self, assigned: Assigned, found: list[Record], records_max: int) -> None:
         with self.lock:
-            at = part.rows_at
-            rows = part.rows[at : at + records_max - len(found)]
+            at = assigned.rows_at
+            rows = assigned.rows[at : at + records_max - len(found)]
             if rows:
-                part.rows_at = at + len(rows)
-                part.position = rows[-1].offset + 1
+                assigned.rows_at = at + len(rows)
+                assigned.position = rows[-1].offset + 1
                 found += rows
 
-    def _next_rows(self, part: Assigned, have_some: bool) -> bool:
-        """Decode the next batch; whether there was one. Errors wait while there are records."""
-        fetched, turn = self._next_batch(part, have_some)
+    def _next_rows(self, assigned: Assigned, have_some: bool) -> bool:
+        """Decodes the next batch; says whether there was one. Errors wait while there are
+        records."""
+        fetched, turn = self._next_batch(assigned, have_some)
         if fetched is None:
             return False
         try:
             rows = to_records(fetched)
         except RaftqError:
-            self._put_back(part, fetched.batch, turn)
+            self._put_back(assigned, fetched.batch, turn)
             if have_some:
                 return False
-            self._refetch(part, turn)
+            self._refetch(assigned, turn)
             raise
         with self.lock:
-            if part.turn == turn:
-                part.rows, part.rows_at = rows, 0
+            if assigned.turn == turn:
+                assigned.rows, assigned.rows_at = rows, 0
                 if not rows:
-                    part.position = max(fetched.batch.end_offset, fetched.position)
+                    assigned.position = max(fetched.batch.end_offset, fetched.position)
         return True
 
     def take_batches(self, bytes_max: int) -> list[Fetched]:
-        """Whole batches, about so many bytes; their records count as handed out."""
+        """Takes whole batches of about this many bytes; their records count as returned."""
         found: list[Fetched] = []
         size = 0
         for _ in range(len(self._turn)):
-            part = self._turn[0]
+            assigned = self._turn[0]
             while size < bytes_max:
-                fetched, turn = self._next_batch(part, bool(found))
+                fetched, turn = self._next_batch(assigned, bool(found))
                 if fetched is None:
                     break
                 with self.lock:
-                    if part.turn == turn:
-                        part.position = max(fetched.batch.end_offset, fetched.position)
+                    if assigned.turn == turn:
+                        assigned.position = max(fetched.batch.end_offset, fetched.position)
                 if not is_empty(fetched.batch):
                     found.append(fetched)
                     size += fetched.batch.length
@@ -260,37 +267,39 @@ class Positions:
             self._turn.rotate(-1)
         return found
 
-    def _next_batch(self, part: Assigned, have_some: bool) -> tuple[Fetched | None, int]:
+    def _next_batch(self, assigned: Assigned, have_some: bool) -> tuple[Fetched | None, int]:
         with self.lock:
-            if part.error is not None and not part.batches:
+            if assigned.error is not None and not assigned.batches:
                 if have_some:
                     return None, 0
-                error = part.error
-                if part.position is not None or part.start is not None:
-                    part.error = None  # it goes on; without a position only a seek helps
+                error = assigned.error
+                if assigned.position is not None or assigned.start is not None:
+                    assigned.error = None  # it continues; without a position only a seek helps
                 self._wake()
                 raise copy_error(error)
-            if not part.batches or part.position is None:
+            if not assigned.batches or assigned.position is None:
                 return None, 0
-            batch = part.batches.popleft()
-            part.buffered_bytes -= batch.length
+            batch = assigned.batches.popleft()
+            assigned.buffered_bytes -= batch.length
             self.buffered_bytes -= batch.length
             if self.held:
                 self.held = False
                 self._wake()
-            return Fetched(part.topic, part.partition, part.position, batch), part.turn
+            return Fetched(
+                assigned.topic, assigned.partition, assigned.position, batch
+            ), assigned.turn
 
-    def _put_back(self, part: Assigned, batch: Batch, turn: int) -> None:
+    def _put_back(self, assigned: Assigned, batch: Batch, turn: int) -> None:
         with self.lock:
-            if part.turn == turn:
-                part.batches.appendleft(batch)
-                part.buffered_bytes += batch.length
+            if assigned.turn == turn:
+                assigned.batches.appendleft(batch)
+                assigned.buffered_bytes += batch.length
                 self.buffered_bytes += batch.length
 
-    def _refetch(self, part: Assigned, turn: int) -> None:
-        """Throw away what is buffered: damage may be gone in another copy."""
+    def _refetch(self, assigned: Assigned, turn: int) -> None:
+        """Drops the buffer and fetches again: another copy may be undamaged."""
         with self.lock:
-            if part.turn == turn:
-                self._clear(part)
-                part.fetch_offset = part.position
+            if assigned.turn == turn:
+                self._clear(assigned)
+                assigned.fetch_offset = assigned.position
         self._wake()

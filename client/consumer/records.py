@@ -1,8 +1,8 @@
-"""Fetched batches as records or as Arrow tables. (Pure.)
+"""Pure: fetched batches as records or as Arrow tables.
 
-A batch may begin before the wanted offset, because batches are stored and sent whole: what is
-before it is cut off here. Control batches and fillers have no records. Checksums are compared here,
-once per batch, when somebody asks for what is in it.
+A batch may begin before the wanted offset, because batches are stored and sent whole: earlier
+records are cut off here. Control batches and fillers have no records. Checksums are compared here,
+once per batch, when its content is needed.
 """
 
 from bisect import bisect_left
@@ -18,7 +18,7 @@ from raftq.client.results import Record
 from raftq.client.wire.batch import FLAG_CONTROL, FLAG_HEADERS, Batch
 
 _new_tuple: Any = tuple.__new__
-# Shared by all records without headers, so nobody may write to it.
+# Shared by all records without headers, so it must not be changed.
 NO_HEADERS: Any = MappingProxyType({})
 
 
@@ -37,7 +37,7 @@ def is_empty(batch: Batch) -> bool:
 
 
 def cut(batch: Batch, position: int) -> int:
-    """How many records of the batch are before a position."""
+    """The number of records of the batch that are before a position."""
     if batch.base_offset >= position:
         return 0
     offsets: Sequence[int] = batch.offsets()
@@ -47,13 +47,13 @@ def cut(batch: Batch, position: int) -> int:
 
 
 def to_records(fetched: Fetched) -> list[Record]:
-    """The records from the position on; a damaged batch is a CorruptBatch."""
+    """The records from the position on. Raises CorruptBatch for a damaged batch."""
     topic, partition, position, batch = fetched
     batch.check_crc()
     if is_empty(batch):
         return []
-    # tuple.__new__ over zipped columns is the cheapest way to make an object of each row: the
-    # loop over rows, and the calls, stay in C.
+    # tuple.__new__ over zipped columns is the cheapest way to make an object of each row: the loop
+    # over rows, and the calls, stay in C.
     rows = zip(
         repeat(topic, batch.count),
         repeat(partition),

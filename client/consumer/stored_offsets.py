@@ -1,7 +1,7 @@
-"""Shell: the positions of a stream group, kept by the leaders of the partitions.
+"""Shell: the positions of a stream group, which the leaders of the partitions keep.
 
-`claim` fences all who owned a partition before and reads its position; `store` writes positions,
-and is refused for partitions that somebody else has claimed since. Both may be repeated.
+`claim` fences all previous owners of a partition and reads its position. `store` writes positions;
+it is refused for partitions that another member has claimed since. Both may be repeated.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ from raftq.client.wire.queue_messages import (
     StoreOffsetsReply,
 )
 
-OUTSIDE = -1  # the owner epoch of one who is no member
+OUTSIDE = -1  # the owner epoch of a client that is no member
 
 Stored = dict[PartitionKey, StoredOffset | RaftqError]
 
@@ -32,7 +32,7 @@ class Offsets:
         self._leaders = leaders
 
     async def read(self, keys: Iterable[PartitionKey], timeout_s: float) -> Stored:
-        """What is stored, for whoever wants to know."""
+        """The stored offsets, without a claim."""
 
         def build(asked: list[PartitionKey]) -> ReadOffsets:
             return ReadOffsets(self._group, "", tuple(ReadOffset(*key) for key in asked))
@@ -42,7 +42,7 @@ class Offsets:
     async def claim(
         self, epochs: Mapping[PartitionKey, int], member: str, timeout_s: float
     ) -> Stored:
-        """Own these from now on: one attempt, which may be repeated."""
+        """Owns these from now on. One attempt, which may be repeated."""
 
         def build(asked: list[PartitionKey]) -> ReadOffsets:
             rows = tuple(ReadOffset(*key, epochs[key]) for key in asked)
@@ -58,8 +58,9 @@ class Offsets:
         timeout_s: float,
         turn: int = 0,
     ) -> Stored:
-        """Store these; answered when they are replicated. What is left on its way of an earlier
-        `turn` changes nothing then."""
+        """Stores these offsets. Answered when they are replicated.
+
+        After that, requests of an earlier `turn` that are still on their way change nothing."""
 
         def build(asked: list[PartitionKey]) -> StoreOffsets:
             rows = tuple(
@@ -71,12 +72,12 @@ class Offsets:
 
 
 def read_stored(reply: ReadOffsetsReply | StoreOffsetsReply) -> Answers[StoredOffset]:
-    """What an answer says of each partition."""
+    """The stored offset or the error of each partition in an answer."""
     return [((offset.topic, offset.partition), _error(offset), offset) for offset in reply.offsets]
 
 
 def _error(one: StoredOffset) -> RaftqError | str:
-    """With the epoch that fenced, where there is one."""
+    """The error for a row, with the epoch that fenced it, if there is one."""
     if not one.error or one.owner_epoch < 0:
         return one.error
     error = error_of_code(one.error, (one.topic, one.partition))
@@ -84,6 +85,6 @@ def _error(one: StoredOffset) -> RaftqError | str:
 
 
 def first_error(stored: Stored) -> RaftqError | None:
-    """The error of the first partition that has one; those of fencing before others."""
+    """The error of the first partition that has one; fencing errors come first."""
     errors = [one for one in stored.values() if isinstance(one, RaftqError)]
     return min(errors, key=lambda error: error.retriable, default=None)

@@ -1,1 +1,1 @@
-"""Connections to nodes, and who leads what."""
+"""Connections to nodes, and the routes to leaders."""

@@ -1,4 +1,4 @@
-"""Shell: one operation that is tried until it is answered, refused for good, or out of time."""
+"""Shell: one operation that is repeated until it is answered, refused for good, or out of time."""
 
 import asyncio
 
@@ -9,11 +9,10 @@ from raftq.client.options import ClientOptions
 
 
 class Attempts:
-    """What is remembered between attempts.
+    """The state between attempts.
 
-    `unknown` says whether one of them may have taken effect: an error that says "it is so already"
-    then means success.
-    """
+    `unknown` says whether an earlier attempt may have taken effect. Then an error that means "it is
+    so already" means success."""
 
     __slots__ = ("_backoff", "_loop", "deadline", "last", "timeout_s", "unknown", "what")
 
@@ -34,7 +33,7 @@ class Attempts:
         self.unknown = self.unknown or error.outcome == "unknown"
 
     async def failed(self, error: RaftqError) -> None:
-        """Wait before the next attempt; raises when there is none."""
+        """Waits before the next attempt; raises if there is none."""
         self.note(error)
         if not error.retriable:
             if self.unknown:

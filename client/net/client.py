@@ -2,8 +2,8 @@
 
     new ──start──> started ──close──> closed
 
-`start` does no I/O, so it can be left to the first call; `close` may be called twice, and one that
-is cancelled still ends everything, only nobody waits for it.
+`start` does no I/O, so the first call may do it. `close` may be called twice. A `close` that is
+cancelled still ends everything, but does not wait for it.
 """
 
 import asyncio
@@ -53,9 +53,9 @@ class Client:
     async def _end(self) -> None:
         self._ended = True
         if not self._started or self._loop.is_closed():
-            return  # with the loop went everything that it held
+            return  # everything ended with the loop
         if self._ending is None:
-            # At once, as the loop may not have another turn.
+            # At once, as the loop may not run again.
             self._routes.stop()
             self._tasks.cancel()
             self._pool.refuse()

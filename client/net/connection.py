@@ -2,23 +2,23 @@
 
     open ──Hello──> ready ──close(), loss, or a broken frame──> closed
 
-Requests are written in the order of the calls; replies may come in any order and find their request
+Requests are written in the order of the calls. Replies may come in any order and find their request
 by correlation id. A request is a future, not a task:
 
     queued ──room──> sent ──reply──> done
       │                └──deadline──> abandoned: RequestTimeout, outcome unknown
       └──deadline──> RequestTimeout, outcome failed
 
-At most `in_flight_max` requests and `in_flight_bytes_max` bytes are sent and unanswered; those
-after them wait in a queue of `queued_max`, and what comes on top is Throttled. The same queue holds
-requests while the node does not read. When the connection ends, every request that was sent has
-the outcome unknown, every other has failed.
+At most `in_flight_max` requests and `in_flight_bytes_max` bytes are sent and unanswered. Later ones
+wait in a queue of `queued_max`; more are refused with Throttled. The queue also holds requests
+while the node does not read. When the connection ends, the outcome of every sent request is
+unknown, and every other request has failed.
 
-With `ping_ms` a node from which nothing comes is asked for a sign of life, and given up when none
-comes for as long again: so a connection on which nobody waits also learns that its node is gone.
+With `ping_ms` a silent node is sent a ping, and given up if it stays silent for as long again. So a
+connection on which no request waits also learns that its node is gone.
 
-Buffers of the raw part belong to the connection until the request is done: they are not copied.
-Not done here: reconnecting, retrying, choosing the node.
+Buffers of the raw part belong to the connection until the request is done: they are not copied. Not
+done here: reconnecting, retrying, choosing the node.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ R = TypeVar("R", bound=WireMessage)
 
 
 def node_name(node_id: int) -> str:
-    """What a node calls itself to other nodes, with the role "node"."""
+    """The name of a node in its connections to other nodes, with the role "node"."""
     return f"node-{node_id}"
 
 
@@ -97,8 +97,7 @@ class _Pending:
 class Connection(asyncio.BufferedProtocol):
     """One connection: `async with await Connection.open(host, port) as connection: ...`.
 
-    The methods of BufferedProtocol are for the event loop only.
-    """
+    The methods of BufferedProtocol are for the event loop only."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         self.options = options
@@ -124,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         self._abandoned: dict[int, None] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = float("inf")
-        self._heard = False  # something came since the last beat
+        self._heard = False  # data came since the last beat
         self._pinged = False
         self._beating: asyncio.TimerHandle | None = None
 
@@ -136,7 +135,7 @@ class Connection(asyncio.BufferedProtocol):
         options: ConnectionOptions | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> Self:
-        """Connect and shake hands. ConnectFailed when nobody answers as a node would in time."""
+        """Connects and shakes hands. Raises ConnectFailed if no node answers in time."""
         options = options or ConnectionOptions()
         loop = asyncio.get_running_loop()
         where = f"{host}:{port}"
@@ -202,13 +201,13 @@ class Connection(asyncio.BufferedProtocol):
     async def request(
         self, message: Request[R], raw: Sequence[Buffer] = (), timeout_s: float | None = None
     ) -> Reply[R]:
-        """Send a request and wait for its reply; an ErrorReply is raised as its error."""
+        """Sends a request and waits for its reply. Raises an ErrorReply as its error."""
         return await self.submit(message, raw, timeout_s)
 
     def submit(
         self, message: Request[R], raw: Sequence[Buffer] = (), timeout_s: float | None = None
     ) -> "asyncio.Future[Reply[R]]":
-        """Send a request now, or as soon as there is room, without waiting for its reply."""
+        """Sends a request now, or as soon as there is room, without waiting for its reply."""
         if self._lost is not None:
             raise self._loss("failed")
         if len(self._queued) >= self.options.queued_max:
@@ -228,7 +227,7 @@ class Connection(asyncio.BufferedProtocol):
         return future
 
     async def close(self) -> None:
-        """End the connection. Requests that are still open end with ConnectionLost."""
+        """Ends the connection. Open requests end with ConnectionLost."""
         self.end()
         done, _ = await asyncio.wait((self._ended,), timeout=CLOSE_S_MAX)
         if not done:
@@ -268,7 +267,7 @@ class Connection(asyncio.BufferedProtocol):
             self._write(fragments)
 
     def _pump(self) -> None:
-        """Send what waits, as far as there is room."""
+        """Sends queued requests while there is room."""
         queued = self._queued
         while queued and self._lost is None:
             if queued[0].future.done():
@@ -289,7 +288,7 @@ class Connection(asyncio.BufferedProtocol):
                 pending.future.set_exception(self._loss(outcome))
 
     def _lose(self, reason: str, cause: BaseException | None = None) -> None:
-        """The end: every open request learns what became of it."""
+        """Ends the connection: every open request gets its error."""
         if self._lost is not None:
             return
         self._lost, self._cause = reason, cause
@@ -313,8 +312,10 @@ class Connection(asyncio.BufferedProtocol):
         self._alarm = self._loop.call_at(at, self._ring)
 
     def _ring(self) -> None:
-        """End requests whose deadline has passed. One timer serves all: it is set to the earliest
-        deadline and may ring in vain when that request is done."""
+        """Ends requests whose deadline has passed.
+
+        One timer serves all. It is set to the earliest deadline, and that request may be done by
+        then."""
         now = self._loop.time()
         for pending in [call for call in self._queued if call.deadline <= now]:
             self._queued.remove(pending)
@@ -335,7 +336,7 @@ class Connection(asyncio.BufferedProtocol):
             self._set_alarm(min(deadlines))
 
     def _beat(self) -> None:
-        """Ask for a sign of life when there was none, and give up when it does not come."""
+        """Sends a ping if nothing came, and gives up if nothing comes after that."""
         seconds = self.options.ping_ms / 1000
         if self._heard:
             self._heard = self._pinged = False
@@ -346,7 +347,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._pinged = True
             correlation_id = self._last_id = self._next_id()
-            # It waits for no room: a node that does not read is exactly what it is to find out.
+            # A ping does not wait for room: it must find out whether the node still reads.
             future: asyncio.Future[Any] = self._loop.create_future()
             future.add_done_callback(_look_at)
             fragments = encode_message(Ping(), correlation_id)
@@ -382,7 +383,7 @@ class Connection(asyncio.BufferedProtocol):
                 f"{type(message).__name__} answers request {correlation_id}, which is not open"
             )
 
-    # What the event loop calls.
+    # Methods that the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclass of asyncio's, though they have all its methods.
@@ -423,7 +424,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _look_at(future: "asyncio.Future[Any]") -> None:
-    """The end of a ping is of no interest, but an exception must be looked at."""
+    """Fetches the exception of a ping, so that asyncio does not log it as never retrieved."""
     if not future.cancelled():
         future.exception()
 

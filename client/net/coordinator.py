@@ -1,7 +1,7 @@
-"""Shell: the coordinator of one group: who it is, and asking it.
+"""Shell: finds the coordinator of one group, and asks it.
 
-Any node says who coordinates. The answer is kept until the coordinator refuses or falls silent; a
-refusal that names the new one is believed at once.
+Any node knows the coordinator. The answer is kept until the coordinator refuses or does not answer.
+A refusal that names the new coordinator is believed at once.
 """
 
 from typing import TypeVar
@@ -14,7 +14,7 @@ from raftq.client.options import Address, ClientOptions
 from raftq.client.wire.group_messages import FindCoordinator
 from raftq.client.wire.messages import Request, WireMessage
 
-FIND_S = 2.0  # for one node to say who coordinates
+FIND_S = 2.0  # for one node to name the coordinator
 
 R = TypeVar("R", bound=WireMessage)
 
@@ -32,7 +32,7 @@ class CoordinatorClient:
     async def ask(
         self, request: Request[R], timeout_s: float, attempts: Attempts | None = None
     ) -> R:
-        """Ask until it answers or time is spent."""
+        """Asks until it answers or time is over."""
         attempts = attempts or Attempts(
             f"{type(request).__name__} for group {self.group!r}", self._options, timeout_s
         )
@@ -44,7 +44,7 @@ class CoordinatorClient:
                 await attempts.failed(error)
 
     async def ask_once(self, request: Request[R], timeout_s: float) -> R:
-        """One attempt; the next one goes to whoever coordinates then."""
+        """Makes one attempt. The next one goes to the coordinator of that moment."""
         try:
             address = self._address or await self._find()
             self._address = address
@@ -56,7 +56,7 @@ class CoordinatorClient:
             raise
 
     def _named(self, error: RaftqError) -> Address | None:
-        """The one whom a refusal names, if it is known and not the one who refused."""
+        """The coordinator that a refusal names, if it is known and not the node that refused."""
         node = self._routes.nodes.get(leader) if (leader := _leader(error)) is not None else None
         named = None if node is None else (node.host, node.port)
         return None if named == self._address else named

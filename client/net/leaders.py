@@ -1,8 +1,8 @@
-"""Shell: asking the leaders of partitions, whoever they are by then.
+"""Shell: asks the leaders of partitions, and follows them when they change.
 
-An attempt that fails because the leader moved is repeated at the new one until time is spent.
-Requests about many partitions go out once per leader; what is answered for one partition does not
-wait for the others' retries.
+An attempt that fails because the leader moved is repeated at the new one until time is over.
+Requests about many partitions are sent once per leader. The answer for one partition does not wait
+for the retries of others.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ PARTITIONS_MAX = 1_000  # in one request
 R = TypeVar("R", bound=WireMessage)
 A = TypeVar("A")
 Answers = Iterable[tuple[PartitionKey, "str | RaftqError", A]]
-"""The middle is an error or its code, "" for none."""
+"""The middle is an error or its code; "" means none."""
 
 
 class Leaders:
-    """The leaders of all partitions, as one who answers."""
+    """The leaders of all partitions, behind one interface."""
 
     def __init__(self, routes: Routes, pool: Pool, options: ClientOptions) -> None:
         self._routes = routes
@@ -46,7 +46,7 @@ class Leaders:
         timeout_s: float,
         attempts: Attempts | None = None,
     ) -> Reply[R]:
-        """Ask the leader of one partition."""
+        """Asks the leader of one partition."""
         attempts = attempts or Attempts(
             f"{type(request).__name__} for {where[0]}/{where[1]}", self._options, timeout_s
         )
@@ -59,7 +59,7 @@ class Leaders:
                 await attempts.failed(error)
 
     async def find(self, where: PartitionKey, attempts: Attempts) -> Address:
-        """Where the leader listens. NotLeader when nobody leads at the moment."""
+        """The address of the leader. Raises NotLeader if there is none at the moment."""
         topic, partition = where
         try:
             async with asyncio.timeout(attempts.left_s()):
@@ -67,7 +67,7 @@ class Leaders:
         except TimeoutError:
             raise attempts.too_late() from None
         except RaftqError as error:
-            error.retriable = False  # it was asked for long enough
+            error.retriable = False  # the routes were asked for long enough
             raise
         if partition >= len(info.partitions):
             raise UnknownPartition(
@@ -80,7 +80,7 @@ class Leaders:
         return found[1]
 
     def learn(self, where: PartitionKey, error: RaftqError) -> None:
-        """A leader has refused: perhaps it is none any more."""
+        """Handles a refusal: the node may not be the leader any more."""
         if error.refresh_route:
             self._routes.hint(*where, error)
             self._routes.request_refresh()
@@ -140,7 +140,7 @@ class Leaders:
         attempts: Attempts,
         found: dict[PartitionKey, A | RaftqError],
     ) -> dict[PartitionKey, RaftqError]:
-        """One attempt at every leader. What is final goes to `found`, the rest is returned."""
+        """Makes one attempt at every leader. Final answers go to `found`; the rest is returned."""
         errors: dict[PartitionKey, RaftqError] = {}
         groups: dict[Address, list[PartitionKey]] = {}
         for key in keys:
@@ -178,7 +178,7 @@ class Leaders:
 
 
 def error_of_code(code: str, where: PartitionKey) -> RaftqError:
-    """The error behind a code in a reply."""
+    """The error for a code in a reply."""
     known = RaftqError.registry.get(code)
     place = f"{where[0]}/{where[1]}"
     if known is None:

@@ -1,10 +1,10 @@
 """Shell: the connections of one client, by address.
 
     none ──get──> connecting ──> open ──loss──> none
-                       └──failed──> none, and everyone who waited gets the error
+                       └──failed──> none, and every waiting caller gets the error
 
-There is one connection per address, shared by all who ask; those who ask while it is being made
-wait for the same attempt. When to try again after a failure is for the callers.
+There is one connection per address, shared by all callers. Callers that come while it is being made
+wait for the same attempt. Callers decide when to try again after a failure.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class Pool:
         self._closed = False
 
     def peek(self, address: Address) -> Connection | None:
-        """The connection to an address if there is one right now."""
+        """The connection to an address, if there is one now."""
         connection = self._open.get(address)
         if connection is not None and connection.closed:
             del self._open[address]
@@ -37,7 +37,7 @@ class Pool:
         return connection
 
     async def get(self, address: Address) -> Connection:
-        """A connection, made now if there is none. Raises what kept it from being made."""
+        """Returns a connection, and makes it if there is none. Raises the error of the attempt."""
         while True:
             if self._closed:
                 raise ConnectionLost("the client is closed").with_outcome("failed")
@@ -71,7 +71,7 @@ class Pool:
                 resolve(one)
 
     def refuse(self) -> None:
-        """Give out no connection any more, and end those that are there."""
+        """Gives out no more connections, and ends the present ones."""
         self._closed = True
         for connection in self._open.values():
             connection.end()

@@ -1,11 +1,11 @@
 """Shell: which node leads which partition, learned from any node of the cluster.
 
-The first answer comes from a bootstrap address; from then on every known node may be asked, and the
-bootstrap addresses again when none of those answers. Callers that need newer routes join the
-question that is under way, and questions are never asked more often than `refresh_ms_min`.
+The first answer comes from a bootstrap address. After that every known node may be asked, and the
+bootstrap addresses again if none of them answers. Callers that need newer routes join the request
+that is in flight. Requests are never sent more often than every `refresh_ms_min`.
 
-A node may lag behind what another has said, so an answer with an older epoch never replaces a newer
-one. Nothing is forgotten because a node does not answer.
+A node may know less than another node, so an answer with an older epoch never replaces a newer one.
+No route is dropped because a node does not answer.
 """
 
 import asyncio
@@ -31,21 +31,21 @@ from raftq.client.wire.messages import (
     TopicInfo,
 )
 
-HEDGE_S = 0.3  # without an answer for so long, the next node is asked too
+HEDGE_S = 0.3  # after this long without an answer, the next node is asked, too
 ATTEMPT_S = 2.0
 SILENT_S = 3.0
-"""Whoever did not answer, or may know too little, is asked after the others for so long."""
+"""A node that did not answer, or may know too little, is asked after the others for this long."""
 
 
 class Routes:
-    """Nodes, topics and leaders, as far as they are known."""
+    """The known nodes, topics and leaders."""
 
     def __init__(
         self, bootstrap: list[Address], pool: Pool, options: ClientOptions, tasks: Tasks
     ) -> None:
         self.nodes: dict[int, NodeInfo] = {}
         self.topics: dict[str, TopicInfo] = {}
-        self.missing: dict[str, float] = {}  # topics nobody knows, and since when
+        self.missing: dict[str, float] = {}  # topics that no node knows, and since when
         self.controller: int | None = None
         self.cluster_id: str | None = None
         self._bootstrap = bootstrap
@@ -57,7 +57,7 @@ class Routes:
         self._running: asyncio.Task[None] | None = None
         self._asked_at = float("-inf")
         self._asked = 0
-        self._avoided: dict[Address, float] = {}  # until when others are asked first
+        self._avoided: dict[Address, float] = {}  # until then others are asked first
         self._timer: asyncio.TimerHandle | None = None
         self._problem: RaftqError | None = None
         self._stopped = False
@@ -65,7 +65,7 @@ class Routes:
     # What is known.
 
     def leader(self, topic: str, partition: int) -> tuple[int, Address] | None:
-        """(node id, address) of a partition's leader, or None when there is none known."""
+        """(node id, address) of a partition's leader; None if none is known."""
         info = self.partition(topic, partition)
         if info is None or info.leader is None:
             return None
@@ -79,20 +79,20 @@ class Routes:
         return info.partitions[partition]
 
     def addresses(self) -> list[Address]:
-        """Whom to ask, the likeliest to answer first."""
+        """The addresses to ask, the most promising first."""
         known = [(node.host, node.port) for node in self.nodes.values() if node.alive]
         dead = [(node.host, node.port) for node in self.nodes.values() if not node.alive]
-        # In turn, as a node that is cut off from the others would give the same old answer again.
+        # In turn: a node that is cut off from the others would give the same old answer again.
         first = self._asked % len(known) if known else 0
         known = known[first:] + known[:first]
         every = list(dict.fromkeys((*known, *self._bootstrap, *dead)))
         now = asyncio.get_running_loop().time()
-        # For a while only: otherwise one that answers, and knows too little, is asked for ever.
+        # Only for a while. Otherwise a node that answers, but knows too little, is always asked.
         self._avoided = {one: until for one, until in self._avoided.items() if until > now}
         return sorted(every, key=self._avoided.__contains__)
 
     def avoid(self, *addresses: Address) -> None:
-        """Ask others first for a while."""
+        """Asks other nodes first for a while."""
         until = asyncio.get_running_loop().time() + SILENT_S
         self._avoided.update(dict.fromkeys(addresses, until))
 
@@ -103,11 +103,11 @@ class Routes:
     # Learning more.
 
     def watch(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after every change of routes."""
+        """Calls `listener` after every change of routes."""
         self._listeners.append(listener)
 
     def want(self, topics: Iterable[str]) -> None:
-        """Ask about these topics from now on."""
+        """Asks about these topics from now on."""
         self._wanted.update(dict.fromkeys(topics))
 
     def unwant(self, topic: str) -> None:
@@ -116,13 +116,13 @@ class Routes:
         self.missing.pop(topic, None)
 
     def request_refresh(self) -> "asyncio.Task[None]":
-        """Ask again soon; joins a question that is under way. The task never fails."""
+        """Asks again soon; joins a request in flight. The task never fails."""
         if self._running is None or self._running.done():
             self._running = self._tasks.spawn(self._refresh_quietly())
         return self._running
 
     async def refresh(self) -> None:
-        """Ask again and wait for the answer. Raises when nobody answers."""
+        """Asks again and waits for the answer. Raises if no node answers."""
         if not self._stopped:
             await asyncio.wait((self.request_refresh(),))
         if self._stopped:
@@ -142,11 +142,10 @@ class Routes:
             await sleep(self._options.retry_backoff_ms_max / 1000)
 
     async def topic(self, name: str) -> TopicInfo:
-        """A topic's routes, asked for until they are known.
+        """The routes of a topic. Asks until they are known.
 
-        UnknownTopic when the nodes do not know it for `topic_grace_ms`, ConnectFailed when nobody
-        answers for `bootstrap_ms`. Those who cannot wait so long bring their own timeout.
-        """
+        Raises UnknownTopic if the nodes do not know it for `topic_grace_ms`, ConnectFailed if no
+        node answers for `bootstrap_ms`. Callers that cannot wait so long use their own timeout."""
         loop = asyncio.get_running_loop()
         self.want((name,))
         began = loop.time()
@@ -160,12 +159,12 @@ class Routes:
         return info
 
     def is_missing(self, topic: str, now: float) -> bool:
-        """Whether the nodes have said for the whole grace time that there is no such topic."""
+        """Whether the nodes did not know the topic for the whole grace time."""
         since = self.missing.get(topic)
         return since is not None and now - since >= self._options.topic_grace_ms / 1000
 
     def hint(self, topic: str, partition: int, error: RaftqError) -> None:
-        """Use what a NotLeader says about the new leader."""
+        """Uses what a NotLeader says about the new leader."""
         leader, epoch = error.details.get("leader"), error.details.get("epoch")
         info = self.partition(topic, partition)
         if (
@@ -183,7 +182,7 @@ class Routes:
             self._tell()
 
     def start(self) -> None:
-        """Ask from time to time even if nothing fails."""
+        """Asks from time to time, even if nothing fails."""
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._options.refresh_ms / 1000, self._ring)
 
@@ -215,7 +214,7 @@ class Routes:
         self._tell()
 
     async def _ask_anyone(self, request: Metadata) -> MetadataReply:
-        """The first answer; the next node is asked when one fails or takes long."""
+        """Returns the first answer. Asks the next node if one fails or takes long."""
         failures: dict[Address, str] = {}
         asked: dict[asyncio.Task[MetadataReply | RaftqError], Address] = {}
         left = self.addresses()
@@ -256,7 +255,7 @@ class Routes:
     def _learn(self, reply: MetadataReply, now: float) -> None:
         self.cluster_id = reply.cluster_id
         self.controller = reply.controller
-        # What a lagging node says about addresses may be old; the next question goes to another.
+        # Addresses from a node that is behind may be old; the next request goes to another node.
         self.nodes.update({node.node_id: node for node in reply.nodes})
         for topic in reply.topics:
             if topic.error:

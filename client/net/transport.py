@@ -1,6 +1,6 @@
-"""Shell: what both ends of a connection need from the event loop, and do alike.
+"""Shell: what both ends of a connection need from the event loop.
 
-uvloop is used when it is installed, plain asyncio otherwise; the behaviour is the same.
+uvloop is used if it is installed, plain asyncio otherwise; the behaviour is the same.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` on the fastest loop there is."""
+    """`asyncio.run` on the fastest available loop."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main)
 
@@ -39,8 +39,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 def loop_scratch(loop: asyncio.AbstractEventLoop) -> memoryview:
     """The buffer that all connections of a loop read into, one after the other (see FrameDecoder).
 
-    One per loop: loops run in threads of their own and read at the same time.
-    """
+    There is one per loop, because loops run in different threads and read at the same time."""
     scratch = _scratches.get(loop)
     if scratch is None:
         scratch = _scratches[loop] = memoryview(bytearray(SCRATCH_BYTES))
@@ -56,11 +55,10 @@ def loop_buffers(loop: asyncio.AbstractEventLoop) -> Buffers:
 
 
 def fragment_writer(transport: asyncio.WriteTransport) -> Write:
-    """How to write fragments to this transport without joining them.
+    """Returns a function that writes fragments to this transport without joining them.
 
-    uvloop, and asyncio from Python 3.12 on, send the list as it is; before that `writelines` copies
-    everything into one buffer, so each fragment gets a `write` of its own.
-    """
+    uvloop, and asyncio from Python 3.12 on, send the list as it is. Older versions of `writelines`
+    copy everything into one buffer, so there each fragment is written by its own `write`."""
     if sys.version_info >= (3, 12) or type(transport).__module__.startswith("uvloop"):
         return transport.writelines
 

@@ -1,1 +1,1 @@
-"""The producer: records into batches, batches to leaders, each exactly once and in order."""
+"""The producer: it makes batches of records and sends them to leaders, each once and in order."""

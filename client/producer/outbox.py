@@ -1,7 +1,28 @@
-"""What waits for one partition: its batches, from the first record to the acknowledgement. (Shell.)
+"""Shell: what waits for one partition: its batches, from the first record to the acknowledgement.
 
-Plain state, changed by two parties: the accumulator fills and closes batches under its lock, the
-sender encodes, sends and settles them on the loop. Each field says to whom it belongs.
+This is plain state that two parties change: the accumulator fills and closes batches under its
+lock; the sender encodes, sends and settles them on the loop. Each field belongs to one of them.
+
+A batch is in one of these states:
+
+    open       closed=False; `plain` may be True; in outbox.open
+    closed     closed=True, raw=None; in outbox.closed. `due` only says that an open batch should
+               be closed now
+    in flight  raw set, waits=False; in outbox.window
+    to retry   raw set, waits=True; in outbox.window; back to in flight when it is sent again
+    returned   maybe_written=False; in outbox.returned; it was certainly not written, and gets new
+               sequence numbers when it goes to the window (again)
+    settled    an outcome or an error; in none of the queues
+
+`maybe_written` is True after an attempt without a clear answer, and never becomes False again.
+`by_key` and `by_number` only matter when the topic is created again: they restrict where the batch
+may go.
+
+Flags of an outbox: `connecting`, `timer` and `renewing` each say that something calls `pump` later,
+and nothing is sent until then. After a `gap` only the batches of the window are sent again. When
+the window is empty, the gap ends: the identity becomes None and the sequence 0, and `renewing` says
+that a new producer id is requested. `stuck` only steers records without a key to other partitions.
+`gone` is final: nothing is sent any more.
 """
 
 import asyncio
@@ -58,18 +79,18 @@ class OutgoingBatch(BatchOutcome):
         self.timestamp = timestamp
         self.expiries: list[int] | None = None  # 0: never
         self.deliver_at: list[int] | None = [] if outbox.delayed else None
-        self.plain = True  # open, and values only so far
+        self.plain = True  # open, and only values so far
         self.size = 0
         self.count = 0  # set when it is closed
         self.closed = False
         self.due = False  # it has waited long enough for more records
-        self.by_key = False  # a key has chosen the partition for some record
-        self.by_number = False  # a caller has
+        self.by_key = False  # a key has chosen the partition of a record
+        self.by_number = False  # a caller has chosen the partition of a record
         self.base_offset = -1
-        # The sender's part.
+        # Fields of the sender.
         self.deadline = float("inf")
         self.raw: bytearray | None = None
-        self.turn = 0  # attempts made; an answer to an older one is not for this batch
+        self.turn = 0  # attempts made; an answer to an older one is ignored
         self.waits = False  # in the window, to be sent again
         self.number = 0  # among the outbox's batches, by sequence
         self.maybe_written = False  # an attempt ended without a clear answer
@@ -96,7 +117,7 @@ class OutgoingBatch(BatchOutcome):
         self.plain = self._is_plain()
 
     def add_times(self, times: Times) -> None:
-        """When the record that was added last is due, and when it ends."""
+        """Sets the due time and the expiry of the record that was added last."""
         deliver_at, expires_at = times
         if self.deliver_at is not None:
             self.deliver_at.append(deliver_at)
@@ -157,21 +178,20 @@ class OutgoingBatch(BatchOutcome):
         return Appended(*where, offset, timestamp)
 
     def drop_columns(self) -> None:
-        """Once encoded, the bytes are all that is needed; what results tell stays."""
+        """Drops what is not needed after encoding; keeps what results need."""
         self.values = []
         self.keys = self.headers = self.expiries = None
 
 
 class Outbox:
-    """What waits for one partition. `window` and what follows it belong to the sender.
+    """What waits for one partition. `window` and the fields after it belong to the sender.
 
-    Records that are not yet due go to a log of their own with a numbering of its own, so they have
-    an outbox of their own: `later`, made when the first one comes.
-    """
+    Delayed records go to another log with its own sequence numbers, so they have their own outbox,
+    `later`. It is made for the first delayed record."""
 
     __slots__ = (
-        "attempts", "closed", "connecting", "delayed", "doubts", "encoded", "gap", "identity",
-        "last_error", "later", "node", "open", "partition", "renewing", "retired", "returned",
+        "attempts", "closed", "connecting", "delayed", "doubts", "encoded", "gap", "gone",
+        "identity", "last_error", "later", "node", "open", "partition", "renewing", "returned",
         "sequence", "stuck", "timer", "topic", "window",
     )  # fmt: skip
 
@@ -182,29 +202,29 @@ class Outbox:
         self.later: Outbox | None = None
         self.open: list[OutgoingBatch | None] = [None] * LANE_COUNT
         self.closed: deque[OutgoingBatch] = deque()
-        self.stuck = False  # nothing gets through right now: records without a key go elsewhere
+        self.stuck = False  # nothing gets through now: records without a key go elsewhere
         self.window: deque[OutgoingBatch] = deque()  # encoded and not settled, by sequence
-        self.returned: deque[OutgoingBatch] = deque()  # certainly not written, to get new sequences
+        self.returned: deque[OutgoingBatch] = deque()  # not written, will get new sequences
         self.identity: tuple[int, int] | None = None  # producer id and epoch
         self.sequence = 0
-        self.encoded = 0  # batches that have got their sequence numbers
+        self.encoded = 0  # batches that have sequence numbers
         self.gap = False  # a sequence number was given up: later ones will be refused
         self.renewing = False
         self.connecting = False
         self.timer: asyncio.TimerHandle | None = None
         self.attempts = 0
         self.last_error: RaftqError | None = None
-        self.node: int | None = None  # where the window was sent
-        self.doubts = 0  # refusals that another topic of the same name would explain
-        self.retired: RaftqError | None = None  # the topic is gone: nothing more is sent
+        self.node: int | None = None  # the node to which the window was sent
+        self.doubts = 0  # refusals that a new topic of the same name would explain
+        self.gone: RaftqError | None = None  # the topic is gone: nothing more is sent
 
     @property
-    def place(self) -> str:
+    def label(self) -> str:
         return f"{self.topic}/{self.partition}"
 
     @property
     def avoided(self) -> bool:
-        """Whether the partition takes nothing right now, of one kind of records or the other."""
+        """Whether the partition accepts nothing now, of either kind of records."""
         return self.stuck or (self.later is not None and self.later.stuck)
 
     def end_timer(self) -> None:
@@ -234,16 +254,17 @@ def _extended(
 
 
 def too_late(batch: OutgoingBatch, timeout_ms: int) -> RaftqError:
-    """The end of a batch whose time is spent."""
+    """The error of a batch whose time is over."""
     count = batch.count or len(batch.values)
     outbox = batch.outbox
-    what = f"{count} records for {outbox.place} were not acknowledged in {timeout_ms} ms"
+    what = f"{count} records for {outbox.label} were not acknowledged in {timeout_ms} ms"
     return out_of_time(what, outbox.last_error).with_outcome("failed")
 
 
 class OutgoingTopic:
-    """The outboxes of a topic's partitions. A topic that is deleted and created again is another
-    one: it has another id."""
+    """The outboxes of a topic's partitions.
+
+    A topic that is deleted and created again is another topic: it has another id."""
 
     __slots__ = ("name", "next", "outboxes", "sticky", "sticky_later", "topic_id")
 
@@ -251,20 +272,20 @@ class OutgoingTopic:
         self.name = name
         self.topic_id = topic_id
         self.outboxes = [Outbox(name, number) for number in range(partitions)]
-        # By priority as callers say it: where records without a key go until it is closed.
+        # By priority as callers give it: where records without a key go until that batch is closed.
         self.sticky: dict[str | int, OutgoingBatch] = {}
         self.sticky_later: dict[str | int, OutgoingBatch] = {}
         self.next = 0
 
     def every(self) -> "Iterator[Outbox]":
-        """All outboxes, those of delayed records too."""
+        """All outboxes, also those of delayed records."""
         for outbox in self.outboxes:
             yield outbox
             if outbox.later is not None:
                 yield outbox.later
 
     def choose(self) -> Outbox:
-        """Round robin, past partitions that are stuck while others are not."""
+        """Chooses by round robin, without partitions that are stuck while others are not."""
         outboxes = self.outboxes
         count = len(outboxes)
         for step in range(count):

@@ -1,16 +1,15 @@
-"""Shell: finds out when partitions that nothing got through to can be written again.
+"""Shell: finds out when stuck partitions can be written again.
 
-While a partition is stuck, records without a key go elsewhere, so none would ever show that it has
-recovered. It is asked instead: a Produce without a batch is answered by a leader that would take
-one, and refused as one would be by a leader that would not. So a partition that is still stuck
-costs nobody's record its delivery time.
+While a partition is stuck, records without a key go elsewhere, so no record would show that it has
+recovered. Probes ask instead: a leader answers a Produce without a batch exactly as it would answer
+one with a batch. So a stuck partition costs no record its delivery time.
 
     stuck ──pause──> asked ──answered, or refused for good──> not stuck
       └<──no leader, no connection, refused for now──┘
 
-The pauses grow up to `PROBE_MS_MAX`. While records are on their way to the partition, their own
-attempts tell, and it is not asked. A refusal for good ends it too: the next record gets that error
-at once and does not wait for it.
+The pauses grow up to `PROBE_MS_MAX`. A partition with records in flight is not probed: their own
+attempts show its state. A refusal for good also ends the probing: the next record then gets that
+error at once.
 """
 
 from raftq.client.common.backoff import Backoff
@@ -26,7 +25,7 @@ PROBE_MS_MAX = 2_000
 
 
 class Probes:
-    """Asks about stuck partitions, each until it is not stuck any more."""
+    """Probes stuck partitions, each until it is not stuck any more."""
 
     def __init__(self, options: ProducerOptions, routes: Routes, pool: Pool, tasks: Tasks) -> None:
         self._options = options
@@ -36,7 +35,7 @@ class Probes:
         self._watched: dict[Outbox, None] = {}
 
     def watch(self, outbox: Outbox) -> None:
-        """Nothing is to be sent there; ask, if it is stuck."""
+        """Nothing is to be sent there; probes the partition if it is stuck."""
         if outbox.stuck and not outbox.window and outbox not in self._watched:
             self._watched[outbox] = None
             self._tasks.spawn(self._watch(outbox))
@@ -44,7 +43,7 @@ class Probes:
     async def _watch(self, outbox: Outbox) -> None:
         options = self._options
         backoff = Backoff(options.retry_backoff_ms, PROBE_MS_MAX, options.rng)
-        while outbox.stuck and outbox.retired is None:
+        while outbox.stuck and outbox.gone is None:
             await sleep(backoff.next_s())
             if outbox.stuck and not outbox.window and await self._takes_records(outbox):
                 outbox.stuck = False
@@ -53,12 +52,12 @@ class Probes:
     async def _takes_records(self, outbox: Outbox) -> bool:
         options = self._options
         where = outbox.topic, outbox.partition
-        # Delayed ones too go to that leader and its disk, and a topic that is no queue stays none.
+        # The leader and the disk are the same for delayed records, and a plain topic stays plain.
         request = Produce(*where, acks=options.acks, timeout_ms=options.request_ms)
         try:
             found = self._routes.leader(*where)
             if found is None:
-                raise NotLeader(f"no leader is known for {outbox.place}")
+                raise NotLeader(f"no leader is known for {outbox.label}")
             connection = await self._pool.get(found[1])
             await connection.request(request, timeout_s=options.request_ms / 1000)
         except RaftqError as error:

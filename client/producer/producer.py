@@ -194,11 +194,11 @@ class Producer(Client):
                 self._closing.set_result(None)
         self._raise_unclaimed()
 
-    async def __aexit__(self, kind: object, *_: object) -> None:
+    async def __aexit__(self, *error: object) -> None:
         try:
             await self.close()
         except RaftqError:
-            if kind is None:
+            if error[0] is None:
                 raise
 
     # Shared with the blocking form.

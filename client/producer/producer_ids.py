@@ -1,7 +1,7 @@
-"""Shell: producer ids, under which nodes recognise batches that they have already.
+"""Shell: producer ids, by which nodes recognise batches that they already have.
 
-A producer starts with one id for all its partitions. A partition whose sequence is broken goes on
-under an id of its own (`renew`); the others keep theirs.
+A producer starts with one id for all its partitions. A partition whose sequence is broken gets a
+new id of its own (`renew`); the others keep theirs.
 """
 
 import asyncio
@@ -28,19 +28,20 @@ class Identities:
         self._common: tuple[int, int] | None = None
         self._asking: asyncio.Task[None] | None = None
         self._waiting: list[tuple[Outbox, Callable[[Outbox], None]]] = []
-        self._own: dict[Outbox, None] = {}  # these must not get the common one
+        self._own: dict[Outbox, None] = {}  # these must not get the common id
 
     def start_over(self) -> None:
-        """Outboxes that come later must not get the id of those that are there: under it something
-        may still be on its way to partitions of the same name."""
+        """Outboxes that come later get a new common id.
+
+        Under the old one, batches may still be on their way to partitions of the same name."""
         self._common = None
 
     def renew(self, outbox: Outbox) -> None:
-        """This outbox's next id must be a new one."""
+        """The next id of this outbox must be a new one."""
         self._own[outbox] = None
 
     def give(self, outbox: Outbox, ready: Callable[[Outbox], None]) -> None:
-        """Set the outbox's identity, now or later, then call `ready`."""
+        """Sets the outbox's identity, now or later, then calls `ready`."""
         if self._common is not None and outbox not in self._own:
             self._assign(outbox, self._common, ready)
             return
@@ -71,7 +72,8 @@ class Identities:
             self._assign(outbox, common, ready)
 
     async def _ask(self, outboxes: list[Outbox]) -> tuple[int, int]:
-        """Ask one node after the other until one answers; batches that wait have their own end."""
+        """Asks one node after the other until one answers. Waiting batches have their own
+        deadline."""
         options = self._options
         backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_ms_max, options.rng)
         while True:

@@ -1,20 +1,21 @@
-"""Shell: batches on their way to the leaders, each partition's in order. On the loop only.
+"""Shell: sends batches to the leaders, those of each partition in order. On the loop only.
 
     closed ──encode──> sent ──reply──> appended
                         │ └──refused for good, or out of time──> failed
                         └──retriable──> waits ──all of the window answered, backoff──> sent
 
-Of each partition at most `in_flight_max` batches are sent from the oldest that is not settled on:
-the window. Each has its sequence numbers from the moment it is encoded, and every attempt sends the
-same bytes, so a node that has it already says where. When one attempt fails, nothing new of that
-partition is sent until everything in the window has an answer; then it is sent again in order.
+The window of a partition is the batches from the oldest unsettled one on, at most `in_flight_max`.
+A batch gets its sequence numbers when it is encoded, and every attempt sends the same bytes, so a
+node that already has it answers with its offset. When an attempt fails, nothing new of that
+partition is sent until everything in the window has an answer; then the window is sent again in
+order.
 
-A batch that is given up leaves a gap in the sequence. Of those sent after it, one of which no
-attempt can have been written gets new numbers; another is sent again, and either turns out to be
-written or is refused as out of order: then its outcome is unknown. When the window is empty the
-partition goes on under a producer id of its own, beginning at 0: nothing that is still on its way
-under the old one can be taken for the new. So it is when a topic is deleted and created again; what
-becomes of the batches of the old one says recreated_topic.py.
+A batch that is given up leaves a gap in the sequence. Later batches that were certainly not written
+get new numbers. The others are sent again, and either turn out to be written or are refused as out
+of order: then their outcome is unknown. When the window is empty, the partition continues with a
+new producer id, from sequence 0, so that nothing still on its way under the old id can be confused
+with the new batches. The same happens when a topic is deleted and created again; recreated_topic.py
+decides where the batches of the old topic go.
 """
 
 import asyncio
@@ -39,19 +40,19 @@ from raftq.client.producer.accumulator import Accumulator
 from raftq.client.producer.outbox import Outbox, OutgoingBatch, OutgoingTopic, too_late
 from raftq.client.producer.probes import Probes
 from raftq.client.producer.producer_ids import Identities
-from raftq.client.producer.recreated_topic import successor, why_gone
+from raftq.client.producer.recreated_topic import gone_error, target_outbox
 from raftq.client.producer.sequencing import assign
 from raftq.client.wire.messages import Produce
 
-AGES_SPARE = 1_000  # settled batches that may wait to be forgotten
+AGES_SPARE = 1_000  # settled batches that may wait for their removal
 EXPIRE_S = 0.1  # for the answers of attempts that end with their batches
 DOUBTS_MAX = 2
 STALLED_S = 0.2
-"""Between two questions who leads, while something is in flight for long."""
+"""The pause between two requests for routes while a batch is in flight for long."""
 
 
 class Sender:
-    """Sends what an accumulator has; `wake` is for the accumulator to call."""
+    """Sends the batches of an accumulator, which calls `wake`."""
 
     def __init__(self, options: ProducerOptions, routes: Routes, pool: Pool, tasks: Tasks) -> None:
         self._options = options
@@ -65,7 +66,7 @@ class Sender:
         self._ages: deque[OutgoingBatch] = deque()  # by deadline
         self._lingering: deque[tuple[float, OutgoingBatch]] = deque()
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._busy: dict[Outbox, None] = {}  # outboxes with something in their window
+        self._busy: dict[Outbox, None] = {}  # outboxes with batches in their window
         self._connecting: dict[Address, list[Outbox]] = {}
         self._window_max = options.in_flight_max
         if not options.sequenced and options.acks != "none":
@@ -73,16 +74,16 @@ class Sender:
         self._seen: dict[
             OutgoingBatch, float
         ] = {}  # the oldest in flight, and since when they were seen
-        self.failed: list[OutgoingBatch] = []  # nobody has asked about these yet
+        self.failed: list[OutgoingBatch] = []  # no caller has asked about these yet
         routes.watch(self._routes_changed)
 
     def attach(self, accumulator: Accumulator) -> None:
         self._accumulator = accumulator
 
-    # Work comes in.
+    # New work.
 
     def look(self) -> None:
-        """See what callers have brought since the last look."""
+        """Handles what callers have brought since the last call."""
         opened, ready = self._accumulator.look()
         now = self._loop.time()
         deadline = now + self._options.delivery_timeout_ms / 1000
@@ -104,7 +105,7 @@ class Sender:
             self.pump(outbox)
 
     def _arm(self, name: str, at: float, call: Any) -> None:
-        """One timer of each kind; they are armed again when they ring."""
+        """Starts each kind of timer once; they start themselves again."""
         if name not in self._timers:
             self._timers[name] = self._loop.call_at(at, call)
 
@@ -121,7 +122,7 @@ class Sender:
             self._arm("linger", lingering[0][0], self._linger)
 
     def push(self, batches: list[OutgoingBatch]) -> None:
-        """Send these without waiting for more records; they are due."""
+        """Sends these batches without waiting for more records."""
         self.look()
         for outbox in {batch.outbox: None for batch in batches}:
             self.pump(outbox)
@@ -129,13 +130,13 @@ class Sender:
     # One partition.
 
     def pump(self, outbox: Outbox) -> None:
-        """Send what can be sent now. Whatever keeps it from that calls this again when it ends."""
-        if outbox.timer is not None or outbox.connecting or outbox.renewing or outbox.retired:
+        """Sends what can be sent now. Whatever prevents that calls this again when it ends."""
+        if outbox.timer is not None or outbox.connecting or outbox.renewing or outbox.gone:
             return
         waiting = [batch for batch in outbox.window if batch.waits]
         if waiting:
             if len(waiting) < len(outbox.window):
-                return  # an answer is outstanding; it comes here
+                return  # an answer is missing; it calls this again
         elif not self._goes_on(outbox):
             return
         connection = self._connection(outbox)
@@ -144,7 +145,7 @@ class Sender:
         for batch in waiting:
             if not outbox.timer:
                 self._send(connection, outbox, batch)
-        # Giving a batch up may send for a new identity; `pump` is called when that is there.
+        # Giving a batch up may request a new identity; `pump` is called when it is there.
         while not (outbox.timer or outbox.renewing or self._is_waiting(outbox)):
             if not self._goes_on(outbox):
                 return
@@ -168,8 +169,8 @@ class Sender:
 
     def _has_new(self, outbox: Outbox) -> bool:
         """Whether there is a batch to send that is not in the window, and room for it."""
-        # Counted from the oldest that is not settled: nodes remember so many batches and no more,
-        # and it must still be among them when it has to be sent again.
+        # Counted from the oldest unsettled batch: nodes remember a limited number of batches, and
+        # that one must still be among them when it is sent again.
         if outbox.window and outbox.encoded - outbox.window[0].number >= self._window_max:
             return False
         if outbox.gap:
@@ -227,7 +228,7 @@ class Sender:
     def _answered(self, outbox: Outbox, batch: OutgoingBatch, turn: int, future: Any) -> None:
         error = ConnectionLost("the client is closed") if future.cancelled() else future.exception()
         if batch.done or batch.turn != turn:
-            return  # it was sent to another node meanwhile; what counts is the answer from there
+            return  # it was sent to another node meanwhile, whose answer counts
         if error is None:
             offsets = future.result().message.base_offsets
             batch.base_offset = offsets[0] if offsets else -1
@@ -242,14 +243,14 @@ class Sender:
             self._refused(outbox, batch, problem)
 
     def _refused(self, outbox: Outbox, batch: OutgoingBatch, error: RaftqError) -> None:
-        """Decide what a failed attempt means: once more, new numbers, or the end."""
+        """Decides what a failed attempt means: retry, new sequence numbers, or the end."""
         if error.outcome == "unknown":
             batch.maybe_written = True
         outbox.last_error = error
-        if outbox.retired is not None:
+        if outbox.gone is not None:
             self._leave_window(outbox, batch)
             explained = self._is_final(error) and not isinstance(error, OutOfOrderSequence)
-            self._end(batch, error if explained else outbox.retired)
+            self._end(batch, error if explained else outbox.gone)
             return
         if isinstance(error, OutOfOrderSequence):
             self._out_of_order(outbox, batch, error)
@@ -270,26 +271,27 @@ class Sender:
 
     def _out_of_order(self, outbox: Outbox, batch: OutgoingBatch, error: RaftqError) -> None:
         if batch is not outbox.window[0]:
-            batch.waits = True  # for the one before it, which is not settled
+            batch.waits = True  # for the previous batch, which is not settled
         elif batch.maybe_written:
             self._give_up(outbox, batch, error)
         elif not outbox.gap and outbox.doubts < DOUBTS_MAX:
-            # Perhaps the partition is another topic's by now.
+            # The partition may belong to another topic now.
             outbox.doubts += 1
             batch.waits = True
             self._routes.request_refresh()
         elif not (outbox.gap or self._options.acks == "leader" or error.details.get("due") == 0):
             self._give_up(outbox, batch, error)
         else:
-            # The one before it was given up, or a leader that nobody else followed has lost it, or
-            # the node has forgotten a producer that was idle for long.
+            # The previous batch was given up, or a leader without followers has lost it, or the
+            # node has forgotten a producer that was idle for long.
             outbox.gap = True
             self._leave_window(outbox, batch)
             outbox.returned.append(batch)
 
     def _return_unwritten(self, outbox: Outbox) -> None:
-        """After a gap: what certainly was not written gets new numbers, as those it has would be
-        refused. Only from the front, so that order is kept."""
+        """After a gap: batches that were certainly not written get new numbers.
+
+        Their old numbers would be refused. Only from the front, so that the order is kept."""
         window = outbox.window
         while window and window[0].waits and not window[0].maybe_written:
             outbox.returned.append(window.popleft())
@@ -320,16 +322,16 @@ class Sender:
         if not outbox.window:
             self._busy.pop(outbox, None)
 
-    # The way to the leader.
+    # The connection to the leader.
 
     def _connection(self, outbox: Outbox) -> Connection | None:
         """The connection to the leader, or None: then `pump` is called when there may be one."""
         found = self._routes.leader(outbox.topic, outbox.partition)
         if found is None:
             if self._routes.is_missing(outbox.topic, self._loop.time()):
-                self._retire(self._accumulator.forget(outbox.topic), None)
+                self._close_topic(self._accumulator.forget(outbox.topic), None)
                 return None
-            self._back_off(outbox, NotLeader(f"no leader is known for {outbox.place}"))
+            self._back_off(outbox, NotLeader(f"no leader is known for {outbox.label}"))
             return None
         outbox.node, address = found
         connection = self._pool.peek(address)
@@ -351,11 +353,11 @@ class Sender:
             outbox.connecting = False
             if problem is None:
                 self.pump(outbox)
-            elif outbox.retired is None:
+            elif outbox.gone is None:
                 self._back_off(outbox, problem)
 
     def _back_off(self, outbox: Outbox, error: RaftqError) -> None:
-        """Wait before the next attempt, and meanwhile ask who leads."""
+        """Waits before the next attempt, and requests the routes meanwhile."""
         options = self._options
         outbox.last_error = error
         outbox.stuck = True
@@ -379,13 +381,13 @@ class Sender:
             if info is not None:
                 count = len(info.partitions)
                 old = self._accumulator.set_partitions(name, count, info.topic_id)
-                self._retire(old, self._accumulator.topics[name])
+                self._close_topic(old, self._accumulator.topics[name])
             elif self._routes.is_missing(name, now):
-                self._retire(self._accumulator.forget(name), None)
+                self._close_topic(self._accumulator.forget(name), None)
         outboxes = {batch.outbox: None for batch in list(self._accumulator.unsettled)}
         for outbox in outboxes:
             found = self._routes.leader(outbox.topic, outbox.partition)
-            if found is None or found[0] == outbox.node or outbox.retired is not None:
+            if found is None or found[0] == outbox.node or outbox.gone is not None:
                 continue
             if outbox.window:
                 self._abandon(outbox)
@@ -396,14 +398,15 @@ class Sender:
 
     # The end of a topic.
 
-    def _retire(self, old: OutgoingTopic | None, new: OutgoingTopic | None) -> None:
-        """A topic is gone; what waits for it goes to the one that has its name now, or fails. What
-        is in flight gets its answer."""
+    def _close_topic(self, old: OutgoingTopic | None, new: OutgoingTopic | None) -> None:
+        """A topic is gone: waiting batches go to the new topic of its name, or fail.
+
+        Batches in flight get their answer."""
         if old is None:
             return
         self._identities.start_over()
         for outbox in old.every():
-            outbox.retired = why_gone(outbox, old, new)
+            outbox.gone = gone_error(outbox, old, new)
             outbox.end_timer()
             waiting = [batch for batch in outbox.window if batch.waits]
             for batch in waiting:
@@ -413,21 +416,21 @@ class Sender:
             outbox.returned.clear()
             outbox.closed.clear()
             for batch in waiting:
-                self._bequeath(batch, None if new is None else successor(batch, old, new))
+                self._reroute(batch, None if new is None else target_outbox(batch, old, new))
 
-    def _bequeath(self, batch: OutgoingBatch, heir: Outbox | None) -> None:
-        problem = batch.outbox.retired
+    def _reroute(self, batch: OutgoingBatch, target: Outbox | None) -> None:
+        problem = batch.outbox.gone
         assert problem is not None
-        if heir is None or batch.maybe_written:
+        if target is None or batch.maybe_written:
             self._end(batch, problem)
             return
-        batch.outbox = heir
+        batch.outbox = target
         batch.waits = False
-        heir.returned.append(batch)
-        self._loop.call_soon(self.pump, heir)
+        target.returned.append(batch)
+        self._loop.call_soon(self.pump, target)
 
     def _abandon(self, outbox: Outbox) -> None:
-        """Another node leads: do not wait for answers of the one before it."""
+        """Another node leads: does not wait for answers of the previous leader."""
         if not self._options.sequenced:
             return
         for batch in outbox.window:
@@ -439,7 +442,7 @@ class Sender:
     # Time.
 
     def _stalled(self) -> None:
-        """Something has been in flight for long: the leader may be cut off from the others."""
+        """A batch has been in flight for long: the leader may be cut off from the others."""
         del self._timers["stall"]
         now, limit_s = self._loop.time(), self._options.stall_ms / 1000
         oldest = [outbox.window[0] for outbox in self._busy]
@@ -455,8 +458,10 @@ class Sender:
         self._arm("stall", now + (STALLED_S if stalled else limit_s), self._stalled)
 
     def _expire(self) -> None:
-        """End batches whose time is spent. An attempt that is under way ends at the same time, and
-        knows better what became of it; this comes a little later and waits for nobody."""
+        """Ends batches whose time is over.
+
+        An attempt in flight ends at the same time and knows its outcome better. This comes a little
+        later and does not wait for it."""
         del self._timers["ages"]
         now = self._loop.time() - EXPIRE_S
         ages = self._ages
@@ -473,7 +478,7 @@ class Sender:
             self._arm("ages", ages[0].deadline + EXPIRE_S, self._expire)
 
     def _remove(self, batch: OutgoingBatch) -> None:
-        """Take a batch out of wherever it waits."""
+        """Removes a batch from the queue in which it waits."""
         outbox = batch.outbox
         if batch in outbox.window:
             if not batch.waits:
@@ -486,7 +491,7 @@ class Sender:
             self._accumulator.withdraw(batch)
 
     def fail_all(self, error: RaftqError) -> None:
-        """The producer ends: whatever is not settled never will be."""
+        """The producer ends: every unsettled batch fails."""
         for batch in list(self._accumulator.unsettled):
             self._remove(batch)
             self._end(batch, error)

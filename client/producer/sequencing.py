@@ -1,7 +1,7 @@
-"""Batches as they are sent: encoded once, with the sequence numbers of their partition. (Pure.)
+"""Pure: encodes batches once, with the sequence numbers of their partition.
 
-Every attempt sends the same bytes. Other numbers, for a batch that was certainly not written, are
-put into a copy: the old bytes may still be on their way.
+Every attempt sends the same bytes. New numbers, for a batch that was certainly not written, are put
+into a copy: the old bytes may still be on their way.
 """
 
 from crc32c import crc32c
@@ -15,7 +15,7 @@ SEQUENCES = 1 << 32
 
 
 def assign(outbox: Outbox, batch: OutgoingBatch, codec: int) -> None:
-    """Give a batch the next numbers of its outbox, and its bytes."""
+    """Gives a batch the next numbers of its outbox, and encodes it."""
     producer = NO_PRODUCER
     if outbox.identity is not None:
         producer = BatchProducer(*outbox.identity, outbox.sequence)

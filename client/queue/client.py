@@ -1,14 +1,16 @@
-"""Shell: the asyncio queue client: leases records of topics, and says what became of them.
+"""Shell: the asyncio queue client: leases records of topics, and settles them.
 
     async with QueueClient("127.0.0.1:7070", group="emails", topics=["orders"]) as queue:
         for record in await queue.lease(max_records=100, timeout=1.0):
             await queue.ack(record)
 
-`lease` asks one node after the other while they have records, and waits at all of them once they
-have none. What a second node sends after the first has answered is kept for the next `lease`, or
-given back when none comes soon: no attempt is spent on a record that nobody saw.
+`lease` asks one node after the other while they have records, and waits at all of them when they
+have none. Records that a second node sends after the first has answered are kept for the next
+`lease`, or released if none comes soon: no attempt is spent on a record that the caller did not
+see.
 
-The client is a member of its group for those who look at it; leasing does not depend on that.
+The client is a member of its group, so that the group's description shows it; leasing does not
+depend on that.
 """
 
 import asyncio
@@ -35,10 +37,10 @@ from raftq.client.wire.schema import TEXT_MAX
 
 logger = logging.getLogger(__name__)
 
-DRY_S = 1.0  # for how long a node that had nothing is believed to have nothing
-SPARE_S = 0.2  # for how long records that nobody asked for wait for the next lease
+DRY_S = 1.0  # for this long a node without records counts as having none
+SPARE_S = 0.2  # for this long unrequested records wait for the next lease
 WAIT_S_MAX = 20.0
-FIND_S = 1.0  # for the first answer about the topics, whatever time there is
+FIND_S = 1.0  # for the first answer about the topics, however little time there is
 CLOSE_S = 1.0
 RECORDS_MAX = 100_000
 
@@ -46,7 +48,7 @@ Proof = LeasedRecord | str
 
 
 class Registered:
-    """The part of a member that owns nothing."""
+    """A membership listener that owns nothing."""
 
     def __init__(self, leasing: Leasing, pattern: str) -> None:
         self._leasing = leasing
@@ -92,7 +94,7 @@ class QueueBase(Client):
         self._routes.request_refresh()
 
     async def _depart(self) -> None:
-        """Leave the group; before the connections end."""
+        """Leaves the group, before the connections end."""
         self._leasing.stop()
         await self._member.leave()
 
@@ -187,10 +189,10 @@ class QueueClient(QueueBase):
     def _ask(
         self, records_max: int, lease_ms: int, left_s: float, asked_once: dict[Address, None]
     ) -> bool:
-        """Ask the next node that may have something, or wait at all of them; whether any is asked.
+        """Asks the next node that may have records, or waits at all of them. Says whether any is
+        asked.
 
-        Without time to wait each node is asked once.
-        """
+        Without time to wait each node is asked once."""
         nodes = self._leasing.nodes()
         now = self._loop.time()
         hot = [
@@ -243,7 +245,7 @@ class QueueClient(QueueBase):
             resolve(self._waiter)
 
     async def _something(self, timeout_s: float | None) -> bool:
-        """Wait until something has changed; whether it has, or time is over."""
+        """Waits until something has changed. Says whether it has, or time is over."""
         self._waiter = self._loop.create_future()
         try:
             async with asyncio.timeout(timeout_s):
@@ -255,12 +257,12 @@ class QueueClient(QueueBase):
         return True
 
     def _call_off(self) -> None:
-        """Nobody waits any more: what waits at nodes must not take records."""
+        """Ends the requests that wait at nodes: they must not take records any more."""
         for address, (_, partitions, parked) in self._asked.items():
             if parked:
                 self._leasing.call_off(address, partitions)
 
-    # Records that nobody asked for.
+    # Records that were not requested.
 
     def _keep_spare(self) -> None:
         is_leasing = self._one_at_a_time.locked()
@@ -345,15 +347,15 @@ class QueueClient(QueueBase):
             for offset in range(one.row[1], one.row[2])
         ]
 
-    async def _settle(self, records: Iterable[Proof], said: Settlement) -> None:
+    async def _settle(self, records: Iterable[Proof], settlement: Settlement) -> None:
         self._ensure_started()
         receipts: list[Receipt] = [receipt_of(record) for record in records]
-        failed = await self._settler.settle(receipts, said)
+        failed = await self._settler.settle(receipts, settlement)
         if failed:
             raise _first(failed, len(receipts))
 
     async def close(self) -> None:
-        """End. What is leased and not settled stays so until its lease ends."""
+        """Closes the client. Records that are not settled stay leased until their deadline."""
         if self._started and not self._ended and not self._loop.is_closed():
             self._call_off()
             if self._timer is not None:

@@ -1,4 +1,4 @@
-"""What the end of a handler means for its record. (Shell.)"""
+"""Shell: what the end of a handler means for its record."""
 
 import logging
 from asyncio import CancelledError
@@ -20,8 +20,8 @@ class Reject(Exception):
         self.error = error
 
 
-def said_of(record: LeasedRecord, error: BaseException) -> Settlement:
-    """What to say of a record whose handler failed."""
+def settlement_of(record: LeasedRecord, error: BaseException) -> Settlement:
+    """The settlement of a record whose handler failed."""
     if isinstance(error, CancelledError):
         return Settlement("release")
     if isinstance(error, Reject):

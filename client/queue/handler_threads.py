@@ -1,10 +1,10 @@
-"""Shell: threads that call a function with one item after the other, and tell the loop in bulk.
+"""Shell: threads that call a function with one item after the other, and report in bulk.
 
-A thread pool hands each call from the loop to a thread and back, and both wait for the interpreter
+A thread pool passes each call from the loop to a thread and back, and both wait for the interpreter
 each time: for short functions that costs ten times as much as the work. Here a thread takes the
-next item by itself, and the loop is woken once for all that ended meanwhile.
+next item by itself, and the loop is woken once for all calls that have ended.
 
-The threads are daemons: a function that never ends cannot keep the process from its end.
+The threads are daemons: a function that never ends does not keep the process alive.
 """
 
 import threading
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Ended(Generic[T]):
-    """One call: what came of it, and how long it took."""
+    """One call: its result and its duration."""
 
     __slots__ = ("error", "item", "result", "seconds")
 
@@ -33,9 +33,8 @@ class Ended(Generic[T]):
 class HandlerThreads(Generic[T]):
     """At most `count` threads, each started when there is something for it.
 
-    `begin` is asked in the thread before each call; if it says no, the item is forgotten. `ended`
-    is called on the loop.
-    """
+    `begin` is called in the thread before each call; if it returns False, the item is dropped.
+    `ended` is called on the loop."""
 
     def __init__(
         self,
@@ -53,10 +52,10 @@ class HandlerThreads(Generic[T]):
         self._over: deque[Ended[T]] = deque()
         self._told = False  # the loop will look at `_over`
         self._threads: list[threading.Thread] = []
-        self._unended = 0  # given and not told of; on the loop only
+        self._unended = 0  # given and not reported; on the loop only
 
     def give(self, item: T) -> None:
-        """Call the function with this one, when a thread is free."""
+        """Calls the function with this item when a thread is free."""
         self._unended += 1
         self._waiting.put(item)
         if len(self._threads) < min(self._count, self._unended):
@@ -66,7 +65,7 @@ class HandlerThreads(Generic[T]):
             thread.start()
 
     def take_back(self) -> list[T]:
-        """Those that no thread has taken."""
+        """Takes back the items that no thread has taken."""
         found: list[T] = []
         while True:
             try:
@@ -78,7 +77,7 @@ class HandlerThreads(Generic[T]):
                 found.append(item)
 
     def close(self) -> None:
-        """Begin nothing more. What runs goes on, and nobody is told of its end."""
+        """Begins nothing more. Running calls go on, and their ends are not reported."""
         self.take_back()
         for _ in self._threads:
             self._waiting.put(None)
@@ -105,7 +104,7 @@ class HandlerThreads(Generic[T]):
         try:
             self._loop.call_soon_threadsafe(self._look)
         except RuntimeError:
-            return  # the loop is closed: nobody waits for it any more
+            return  # the loop is closed: nothing waits for it any more
 
     def _look(self) -> None:
         with self._lock:

@@ -1,7 +1,7 @@
-"""Leased records: what a holder has in hands, and the receipts it settles them by. (Pure.)
+"""Pure: leased records, and the receipts by which they are settled.
 
 A receipt is `topic:partition:offset:attempt:nonce`. The node knows a lease by its nonce, which
-covers a range of offsets; neighbours that are settled alike go to it as one range.
+covers a range of offsets. Neighbours that are settled alike are sent as one range.
 """
 
 from bisect import bisect_left, bisect_right
@@ -54,9 +54,9 @@ class LeasedRecord:
         self.headers = headers
         self.grant = grant
         self.deadline = deadline
-        """When the lease ends, in ms since 1970, by the node's clock."""
+        """The end of the lease in ms since 1970, by the node's clock."""
         self.lost = False
-        """A worker sets this when somebody else may have the record by now."""
+        """A worker sets this when another client may have the record."""
 
     @property
     def topic(self) -> str:
@@ -77,7 +77,7 @@ class LeasedRecord:
 
     @property
     def first_delivery(self) -> int:
-        """When the group got it for the first time, in ms since 1970."""
+        """The time of the first delivery to the group, in ms since 1970."""
         return self.grant.first_delivery
 
     @property
@@ -91,7 +91,7 @@ class LeasedRecord:
 
 
 class Receipt(NamedTuple):
-    """What a receipt says."""
+    """The fields of a receipt."""
 
     topic: str
     partition: int
@@ -105,7 +105,7 @@ class Receipt(NamedTuple):
 
 
 def receipt_of(proof: LeasedRecord | str) -> Receipt:
-    """The receipt of a record, or one as text."""
+    """The receipt of a record, or of its text."""
     if isinstance(proof, LeasedRecord):
         grant = proof.grant
         return Receipt(grant.topic, grant.partition, proof.offset, grant.nonce, grant.attempt)
@@ -119,7 +119,7 @@ def receipt_of(proof: LeasedRecord | str) -> Receipt:
     return Receipt(parts[0], partition, offset, nonce, attempt)
 
 
-def rows_by_place(receipts: Iterable[Receipt]) -> dict[PartitionKey, list[Row]]:
+def rows_by_partition(receipts: Iterable[Receipt]) -> dict[PartitionKey, list[Row]]:
     """Receipts as rows of their partitions, neighbours merged."""
     found: dict[PartitionKey, list[Row]] = {}
     for topic, partition, offset, nonce, _ in receipts:
@@ -136,7 +136,7 @@ def rows_by_place(receipts: Iterable[Receipt]) -> dict[PartitionKey, list[Row]]:
 
 
 def merge(rows: Iterable[Row]) -> list[Row]:
-    """Rows in order, those that touch or overlap under one nonce as one."""
+    """Rows in order; rows that touch or overlap under one nonce are merged."""
     merged: list[Row] = []
     for nonce, start, end in sorted(rows):
         if merged and merged[-1][0] == nonce and merged[-1][2] >= start:
@@ -149,7 +149,7 @@ def merge(rows: Iterable[Row]) -> list[Row]:
 def to_leased(
     partition_key: PartitionKey, ranges: Sequence[LeasedRange], batches: list[Batch]
 ) -> list[Any]:
-    """The leased records out of the batches that hold them, in the order of the ranges."""
+    """The leased records from the batches that hold them, in the order of the ranges."""
     found: list[LeasedRecord] = []
     bases = [batch.base_offset for batch in batches]
     columns: dict[int, list[Sequence[Any]]] = {}
@@ -169,7 +169,7 @@ def to_leased(
 
 
 def _columns(batch: Batch) -> list[Sequence[Any]]:
-    """Offsets, keys, values, timestamps and headers; a damaged batch is a CorruptBatch."""
+    """Offsets, keys, values, timestamps and headers. Raises CorruptBatch for a damaged batch."""
     batch.check_crc()
     if is_empty(batch):
         return [(), (), (), (), ()]

@@ -1,9 +1,9 @@
 """Shell: leases from the nodes that lead the partitions of some topics. On the loop only.
 
-One request goes to each leader, for all its partitions, and waits there until there is something. A
-node answers at once when one of them is not its own any more, so such a partition rests for a
-moment and comes back when its leader is known anew. Partitions and topics that are added are found
-with the routes, which are asked for from time to time.
+One request goes to each leader, for all its partitions, and waits there until there are records. A
+node answers at once if it does not lead one of them any more. Such a partition is left out for a
+moment, and comes back when its new leader is known. New partitions and topics come with the routes,
+which are requested from time to time.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from raftq.client.wire.schema import ITEMS_MAX
 
 logger = logging.getLogger(__name__)
 
-ANSWER_S = 5.0  # beyond the wait that was asked for
+ANSWER_S = 5.0  # beyond the wait that the request asks for
 NO_EPOCH = 0  # of no leader ever
 TICK_S = 0.001  # timers may ring a little early
 
@@ -54,7 +54,7 @@ class Leasing:
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._topics = dict.fromkeys(options.topics)
-        self._resting: dict[PartitionKey, tuple[int | None, float]] = {}  # whose fault, until when
+        self._resting: dict[PartitionKey, tuple[int | None, float]] = {}  # by node, and until when
         self._failures: dict[PartitionKey, int] = {}
         self._listeners: list[Callable[[], None]] = []
         self._alarm: asyncio.TimerHandle | None = None
@@ -63,11 +63,11 @@ class Leasing:
         routes.watch(self._tell)
 
     def watch(self, listener: Callable[[], None]) -> None:
-        """Call `listener` when `nodes` may have changed."""
+        """Calls `listener` when `nodes` may have changed."""
         self._listeners.append(listener)
 
     def add_topics(self, topics: Iterable[str]) -> None:
-        """There are more topics that match the pattern."""
+        """Adds topics that match the pattern."""
         new = [topic for topic in topics if topic not in self._topics]
         if new:
             self._topics.update(dict.fromkeys(new))
@@ -80,7 +80,7 @@ class Leasing:
             self._alarm = None
 
     async def find(self) -> None:
-        """Wait until the topics are known. UnknownTopic when one of them is not there."""
+        """Waits until the topics are known. Raises UnknownTopic if one does not exist."""
         for topic in self._options.topics:
             await self._routes.topic(topic)
 
@@ -95,7 +95,7 @@ class Leasing:
         return True
 
     def nodes(self) -> dict[Address, Partitions]:
-        """Whom to ask for what; the same object until that changes."""
+        """The partitions to ask each node for; the same object until that changes."""
         if self._nodes is None:
             self._nodes = self._find_nodes()
         return self._nodes
@@ -129,8 +129,9 @@ class Leasing:
         self, address: Address, partitions: Partitions, records_max: int, wait_ms: int,
         lease_ms: int,
     ) -> list[LeasedRecord]:  # fmt: skip
-        """Lease from one node; [] when there is nothing in time, or nobody to ask. Errors are for
-        callers that asked for what nobody may."""
+        """Leases from one node; [] if nothing comes in time, or there is nobody to ask.
+
+        Raises only errors that show a mistake of the caller."""
         options = self._options
         request = Lease(
             options.group, self.holder, partitions, records_max, options.lease_bytes, lease_ms,
@@ -176,8 +177,9 @@ class Leasing:
             return []
 
     def call_off(self, address: Address, partitions: Partitions) -> None:
-        """End a request that waits at a node: a newer one takes its place, and is answered at once,
-        as it is for an epoch that is none."""
+        """Ends a request that waits at a node.
+
+        A newer request replaces it, and is answered at once because its epoch does not exist."""
         self._tasks.spawn(self._call_off(address, partitions[0]))
 
     async def _call_off(self, address: Address, one: LeasePartition) -> None:
@@ -192,7 +194,7 @@ class Leasing:
             logger.debug("a lease at %s was not called off: %s", address, error)
 
     def _rest(self, partition_key: PartitionKey, error: RaftqError) -> None:
-        """Leave a partition alone for a moment, or until another node leads it."""
+        """Leaves a partition out for a moment, or until another node leads it."""
         options = self._options
         failures = self._failures.get(partition_key, 0)
         self._failures[partition_key] = failures + 1

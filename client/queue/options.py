@@ -1,6 +1,6 @@
-"""Settings of queue clients and workers. (Pure.)
+"""Pure: settings of queue clients and workers.
 
-Durations in names that end in `_ms` are milliseconds; those that callers of queues use everywhere
+Durations in names that end in `_ms` are milliseconds. Those that all queue APIs share
 (`visibility_timeout`, `grace`) are seconds.
 """
 
@@ -22,17 +22,18 @@ class QueueOptions(ClientOptions):
     group: str = ""
     topics: Sequence[str] = ()
     pattern: str = ""
-    """A regular expression: topics whose whole name matches are leased from, too, as the group's
-    coordinator finds them."""
+    """A regular expression. Topics whose whole name matches are leased from, too, as soon as the
+    group's coordinator finds them."""
     visibility_timeout: float | None = None
-    """For how many seconds a leased record belongs to this client; None: as its topic says. Too
-    short: others get records that are still worked on; too long: those of a dead client wait."""
+    """How many seconds a leased record belongs to this client; None means as its topic says. Too
+    short: others get records that are still being handled. Too long: the records of a dead
+    client wait."""
     start: Start = "earliest"
-    """Where a group that is new begins."""
+    """Where a new group begins."""
     lease_bytes: int = 4 * 1024 * 1024
-    """In one answer. A bigger record still comes."""
+    """The size of one answer. A bigger record still comes."""
     settle_ms: int = 15_000
-    """For an ack, nack or the like with all its attempts."""
+    """The time for an ack, nack or the like with all its attempts."""
     instance_id: str | None = None
     session_ms: int = 30_000
     heartbeat_ms: int = 3_000
@@ -57,21 +58,21 @@ class WorkerOptions(QueueOptions):
 
     handler: Handler
     """Called with each record: a plain function in a thread, a coroutine function on the loop.
-    When it returns the record is done, when it raises it comes again, and with Reject it becomes a
-    dead letter."""
+    When it returns, the record is acked. When it raises, the record is delivered again. When it
+    raises Reject, it becomes a dead letter."""
     visibility_timeout: float | None = 30.0
-    """The lease, which the worker renews while it has the record: so this is how long the records
-    of a dead worker wait."""
+    """The length of the lease, which the worker renews while it has the record. So this is how
+    long the records of a dead worker wait."""
     concurrency: int = 1
-    """Handlers at a time."""
+    """How many handlers run at a time."""
     prefetch: int | None = None
-    """Records leased beyond those that are worked on; None: as many as handlers do in a twentieth
-    of a second, but at least `concurrency`. Too many: they wait here while other workers have
-    nothing to do."""
+    """How many records are leased in advance; None means as many as handlers do in a twentieth
+    of a second, but at least `concurrency`. Too many: they wait here while other workers are
+    idle."""
     grace: float = 30.0
-    """For how many seconds handlers that run when the worker is stopped may still run."""
+    """How many seconds running handlers may go on when the worker is stopped."""
     handle_signals: bool = True
-    """Whether `run`, in the main thread, takes SIGINT and SIGTERM for `stop`."""
+    """Whether `run`, in the main thread, stops on SIGINT and SIGTERM."""
 
     def problems(self) -> Iterable[str]:
         yield from QueueOptions.problems(self)

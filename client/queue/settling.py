@@ -19,13 +19,13 @@ from raftq.client.common.types import PartitionKey
 from raftq.client.net.attempts import Attempts
 from raftq.client.net.leaders import Leaders, error_of_code
 from raftq.client.options import ClientOptions
-from raftq.client.queue.leased import Receipt, Row, merge, rows_by_place
+from raftq.client.queue.leased import Receipt, Row, merge
 from raftq.client.wire.queue_messages import ReceiptRow, Settle
 
 Verb = Literal["ack", "nack", "postpone", "reject", "extend", "release"]
 
 ROWS_MAX = 4_000  # in one request
-REQUESTS_MAX = 2  # of one kind and partition under way
+REQUESTS_MAX = 2  # of one kind and partition in flight
 
 
 class Settlement(NamedTuple):
@@ -85,7 +85,7 @@ class Settler:
         """Settle these receipts. Returns the ones that failed, each with its error."""
         futures = [
             self._submit(partition_key, rows, settlement)
-            for partition_key, rows in rows_by_place(receipts).items()
+            for partition_key, rows in rows_by_partition(receipts).items()
         ]
         failed: list[SettleFailure] = []
         for future in futures:
@@ -168,7 +168,7 @@ class Settler:
     async def _ask(
         self, partition_key: PartitionKey, settlement: Settlement, rows: list[Row]
     ) -> dict[Row, RaftqError]:
-        """What is wrong with which row."""
+        """The error of each row that has one."""
         bad: dict[Row, RaftqError] = {}
         for at in range(0, len(rows), ROWS_MAX):
             part = rows[at : at + ROWS_MAX]
@@ -197,7 +197,7 @@ class Settler:
 
 
 def _is_done(verb: Verb, error: RaftqError) -> bool:
-    """Whether this is how a repeated request finds what an earlier attempt has done."""
+    """Whether a repeated request gets this error because an earlier attempt has worked."""
     if verb in ("ack", "reject"):
         return isinstance(error, AlreadySettled)
     return verb != "extend" and isinstance(error, LeaseLost)

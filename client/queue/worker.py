@@ -2,17 +2,17 @@
 
     leased ──room──> running ──returned──> acked
        │                ├──raised──> nacked, or rejected with Reject
-       │                └──lease lost──> cancelled, and nothing is said about it
+       │                └──lease lost──> cancelled, and not settled
        └──stopped──> released
 
-A worker has at most so many records: those its handlers work on and those that wait for one, which
-are as many as handlers do in AHEAD_S unless `prefetch` says something else. Those that are done and
-wait for the word of a node do not count, up to UNSETTLED_MAX. All of them have their leases renewed
-when two thirds are left, so a handler may take as long as it wants. A lease that cannot be renewed
-is lost when it ends: a coroutine is cancelled, a function in a thread can look at `record.lost`.
+The number of records of a worker is limited: those in its handlers and those that wait for one,
+which are as many as handlers do in AHEAD_S unless `prefetch` is set. Handled records that wait for
+the answer of a node do not count, up to UNSETTLED_MAX. Every lease is renewed when two thirds are
+left, so a handler may take as long as it wants. A lease that cannot be renewed is lost when it
+ends: a coroutine is cancelled, and a function in a thread can check `record.lost`.
 
-`stop` ends leasing, gives back what no handler has begun with, and lets running handlers finish
-within `grace` seconds.
+`stop` ends leasing, releases records that no handler has begun with, and lets running handlers
+finish within `grace` seconds.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from raftq.client.common.errors import InvalidArgument, LeaseLost, RaftqError
 from raftq.client.common.tasks import resolve, sleep
 from raftq.client.options import Address, Bootstrap
 from raftq.client.queue.client import CLOSE_S, WAIT_S_MAX, QueueBase
-from raftq.client.queue.handler_ends import said_of
+from raftq.client.queue.handler_ends import settlement_of
 from raftq.client.queue.handler_threads import Ended, HandlerThreads
 from raftq.client.queue.leased import LeasedRecord, receipt_of
 from raftq.client.queue.leasing import Partitions
@@ -40,8 +40,8 @@ from raftq.client.queue.settling import SettleFailure, Settlement
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.001  # timers may ring a little early
-GATHER_S = 0.005  # for how long an ack waits for others, unless there is little room
-AHEAD_S = 0.05  # for so long handlers have something to do while more is leased
+GATHER_S = 0.005  # how long an ack waits for others, unless there is little room
+AHEAD_S = 0.05  # handlers have work for this long while more is leased
 AHEAD_MAX = 1_000
 UNSETTLED_MAX = 4_096
 
@@ -68,18 +68,18 @@ class Worker(QueueBase):
         self.options = WorkerOptions(**settings)
         super().__init__(bootstrap, self.options, "worker")
         self.counts: Counter[str] = Counter()
-        """How many records were acked, nacked, rejected, lost, released so far."""
+        """How many records were acked, nacked, rejected, lost and released so far."""
         self._is_async = is_coroutine_function(self.options.handler)
         self._jobs: dict[Job, None] = {}
         self._queued: deque[Job] = deque()
         self._running = 0
-        self._settling = 0  # of the jobs, those that are done
-        self._handler_s = AHEAD_S  # what a handler takes, on the average of the last ones
+        self._settling = 0  # jobs that are done
+        self._handler_s = AHEAD_S  # how long a handler takes, a moving average
         self._done: list[Job] = []  # to be acked
         self._gathering: asyncio.TimerHandle | None = None
         self._alarm: asyncio.TimerHandle | None = None  # at the end of the lease that ends first
         self._asked: dict[Address, tuple[asyncio.Task[None], Partitions, int]] = {}
-        self._hot: dict[Address, None] = {}  # had records when last asked
+        self._hot: dict[Address, None] = {}  # had records at the last request
         self._stopping = False
         self._changed: asyncio.Future[None] | None = None
         self._threads: HandlerThreads[Job] | None = None
@@ -93,7 +93,7 @@ class Worker(QueueBase):
             )
 
     async def run(self) -> None:
-        """Work until `stop`, or a signal; UnknownTopic when there is no such topic."""
+        """Works until `stop` or a signal. Raises UnknownTopic if a topic does not exist."""
         self._ensure_started()
         with self._signals():
             graceful = False
@@ -111,7 +111,7 @@ class Worker(QueueBase):
                 await self.close()
 
     def stop(self) -> None:
-        """End soon: `run` returns when it is done. On the loop's thread."""
+        """Ends soon: `run` returns when it is done. On the loop's thread."""
         self._stopping = True
         self._wake()
 
@@ -120,7 +120,7 @@ class Worker(QueueBase):
             if timer is not None:
                 timer.cancel()
         if self._threads is not None:
-            # A function that still runs cannot be ended; it may notice that its lease is lost.
+            # A running function cannot be ended; it may notice that its lease is lost.
             self._threads.close()
         await self._end()
 
@@ -158,9 +158,10 @@ class Worker(QueueBase):
     # Leasing.
 
     def _ask(self) -> None:
-        """Wait at every node. Those that had records when they were asked last share the room that
-        there is; the others are asked for a few each, so that none of them is forgotten however
-        little room there is."""
+        """Waits at every node.
+
+        Nodes that had records at the last request share the free room. The others are asked for a
+        few each, so that none is forgotten however little room there is."""
         if self._leasing.problem is not None:
             logger.warning("nothing can be leased: %s", self._leasing.problem)
             self._leasing.problem = None
@@ -170,24 +171,23 @@ class Worker(QueueBase):
             asked = self._asked.get(address)
             if asked is not None:
                 if asked[1] != partitions:
-                    self._leasing.call_off(address, asked[1])  # it leads others by now
+                    self._leasing.call_off(address, asked[1])  # it leads other partitions by now
             elif address not in self._hot:
                 if self._held() < capacity:
                     self._start(address, partitions, max(capacity // (4 * len(nodes)), 1))
             else:
-                # A request that finds nothing waits with its share: so none may have it all.
+                # A request that finds nothing waits with its share, so none may have all the room.
                 unasked = sum(one not in self._asked for one in self._hot if one in nodes)
                 count = self._room() // max(unasked, 1)
                 if count < 1 and self._held() < capacity:
                     count = 1
-                # Not one by one, unless handlers have nothing to do: a request costs more than a
-                # record.
+                # Not one by one, unless handlers are idle: a request costs more than a record.
                 is_idle = self._held() < self.options.concurrency
                 if count >= (1 if is_idle else max(capacity // (4 * len(nodes)), 1)):
                     self._start(address, partitions, count)
 
     def _capacity(self) -> int:
-        """Records to have at a time."""
+        """How many records to have at a time."""
         options = self.options
         if options.prefetch is not None:
             return options.concurrency + options.prefetch
@@ -195,7 +195,7 @@ class Worker(QueueBase):
         return options.concurrency + max(options.concurrency, min(ahead, AHEAD_MAX))
 
     def _held(self) -> int:
-        """Records that count: not those that only the word of a node is missing for."""
+        """The records that count, without those that only wait for the answer of a node."""
         return len(self._jobs) - min(self._settling, UNSETTLED_MAX)
 
     def _start(self, address: Address, partitions: Partitions, count: int) -> None:
@@ -208,7 +208,7 @@ class Worker(QueueBase):
 
     async def _take(self, address: Address, partitions: Partitions, records_max: int) -> None:
         lease_s = self.options.lease_s
-        # The lease is counted from the request, so most of it must be left after the wait.
+        # The lease counts from the request, so most of it must be left after the wait.
         wait_ms = int(min(WAIT_S_MAX, lease_s / 4) * 1000)
         began = self._loop.time()
         try:
@@ -232,7 +232,7 @@ class Worker(QueueBase):
         self._jobs.update(dict.fromkeys(jobs))
         self._queued.extend(jobs)
         if self._loop.time() >= lease_end:
-            self._ring()  # the answer was too long on its way
+            self._ring()  # the answer took too long
         elif self._alarm is None or lease_end < self._alarm.when():
             self._set_alarm(lease_end)
         self._begin()
@@ -265,7 +265,7 @@ class Worker(QueueBase):
         self._begin()
 
     def _begin_in_thread(self, job: Job) -> Callable[[], Any] | None:
-        """In a thread."""
+        """Runs in a thread."""
         job.is_begun = True
         return None if job.record.lost else partial(self.options.handler, job.record)
 
@@ -280,7 +280,8 @@ class Worker(QueueBase):
         self._wake()
 
     async def _await(self, job: Job, result: Awaitable[Any]) -> None:
-        """A function that is not a coroutine function gave something to be awaited."""
+        """Awaits the result of a function that is not a coroutine function but returned an
+        awaitable."""
         error: BaseException | None = None
         began = self._loop.time()
         try:
@@ -302,11 +303,11 @@ class Worker(QueueBase):
         if error is None:
             self._gather(job)
         else:
-            self._tasks.spawn(self._settle([job], said_of(job.record, error)))
+            self._tasks.spawn(self._settle([job], settlement_of(job.record, error)))
 
     def _gather(self, job: Job) -> None:
-        """Acks go together, since a request costs more than a record; but not so long that others
-        wait for the room."""
+        """Gathers acks, since a request costs more than a record, but not for so long that
+        others wait for the room."""
         self._done.append(job)
         if 4 * len(self._done) >= self._capacity() or self._stopping:
             self._ack_done()
@@ -324,19 +325,19 @@ class Worker(QueueBase):
         for some in by_place.values():
             self._tasks.spawn(self._settle(some, Settlement("ack")))
 
-    async def _settle(self, jobs: list[Job], said: Settlement) -> None:
-        """Say the same about records of one partition."""
+    async def _settle(self, jobs: list[Job], settlement: Settlement) -> None:
+        """Settles records of one partition alike."""
         receipts = [receipt_of(job.record) for job in jobs]
         try:
-            bad = _by_record(await self._settler.settle(receipts, said))
+            bad = _by_record(await self._settler.settle(receipts, settlement))
             for job, receipt in zip(jobs, receipts, strict=True):
                 error = bad.get((receipt.nonce, receipt.offset))
                 if error is None:
-                    self.counts[_PAST[said.verb]] += 1
+                    self.counts[_PAST[settlement.verb]] += 1
                 else:
                     name = "lost" if isinstance(error, LeaseLost) else "unsettled"
                     self.counts[name] += 1
-                    logger.warning("%s of %r failed: %s", said.verb, job.record, error)
+                    logger.warning("%s of %r failed: %s", settlement.verb, job.record, error)
         finally:
             for job in jobs:
                 self._forget(job)
@@ -355,7 +356,7 @@ class Worker(QueueBase):
         self._alarm = self._loop.call_at(at, self._ring)
 
     def _ring(self) -> None:
-        """Leases end, unless they were renewed since the alarm was set."""
+        """Leases end, unless they were renewed since the timer was set."""
         now = self._loop.time() + TICK_S
         held = [job for job in self._jobs if not job.is_settling and not job.record.lost]
         for job in held:
@@ -369,7 +370,7 @@ class Worker(QueueBase):
             self._alarm = None
 
     async def _renew(self) -> None:
-        """Renew leases of which less than two thirds are left."""
+        """Renews leases of which less than two thirds are left."""
         lease_s = self.options.lease_s
         step_s = lease_s / 6
         while True:
@@ -378,7 +379,7 @@ class Worker(QueueBase):
             held = [job for job in self._jobs if not job.is_settling and not job.record.lost]
             due = [job for job in held if job.lease_end - now < 4.5 * step_s]
             if due:
-                # Not waited for: one partition that does not answer must not keep others' leases.
+                # Not waited for: a partition without an answer must not cost the leases of others.
                 self._tasks.spawn(self._extend(due))
 
     async def _extend(self, jobs: list[Job]) -> None:
@@ -403,7 +404,7 @@ class Worker(QueueBase):
         await asyncio.gather(*[extend(some) for some in by_place.values()])
 
     def _lose(self, job: Job) -> None:
-        """Somebody else may have the record by now."""
+        """Another client may have the record by now."""
         if job.record.lost or job not in self._jobs:
             return
         job.record.lost = True
@@ -411,7 +412,7 @@ class Worker(QueueBase):
         logger.warning("the lease of %r is lost", job.record)
         if job.task is not None:
             if job.is_begun:
-                job.task.cancel()  # one that has not begun will see it
+                job.task.cancel()  # a job that has not begun will see it
         elif not job.is_begun:
             if job in self._queued:
                 self._queued.remove(job)
@@ -420,7 +421,7 @@ class Worker(QueueBase):
     # The end.
 
     async def _shut_down(self, grace_s: float) -> None:
-        """Give back what nobody has begun with, and let the others finish in time."""
+        """Releases records that no handler has begun with, and lets the others finish in time."""
         self._stopping = True
         for address, (_, partitions, _) in self._asked.items():
             self._leasing.call_off(address, partitions)
@@ -433,7 +434,7 @@ class Worker(QueueBase):
             if job.task is not None:
                 job.task.cancel()
             elif self._is_beyond(job):
-                job.record.lost = True  # nobody waits for it any more
+                job.record.lost = True  # nothing waits for it any more
         await self._until_idle(CLOSE_S, is_forced=True)
         await self._depart()
 
@@ -462,7 +463,7 @@ class Worker(QueueBase):
                 return
 
     def _is_beyond(self, job: Job) -> bool:
-        """Whether it is a function in a thread, which nobody can end."""
+        """Whether it is a function in a thread, which cannot be ended."""
         return not self._is_async and job.is_begun and not job.is_settling and job.task is None
 
 
@@ -470,7 +471,7 @@ _PAST = {"ack": "acked", "nack": "nacked", "reject": "rejected", "release": "rel
 
 
 def _by_record(failed: list[SettleFailure]) -> dict[tuple[int, int], RaftqError]:
-    """What went wrong, by the nonce and offset of each record of one partition."""
+    """The errors, by the nonce and offset of each record of one partition."""
     return {
         (one.row[0], offset): one.error
         for one in failed

@@ -18,16 +18,19 @@ class ConsumerVerbs(Blocking):
         super().__init__(self._client)
 
     def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Read these (topic, partition) from now on, and no others. Those that were assigned
-        before keep their positions; the others begin by `seek`, or as `reset` says."""
+        """Reads these (topic, partition) from now on, and no others.
+
+        Partitions that were assigned before keep their positions. New ones begin by `seek`, or as
+        `reset` says.
+        """
         self._call(self._client.assign(partitions))
 
     def assignment(self) -> list[tuple[str, int]]:
-        """The (topic, partition) of which polls give records."""
+        """The (topic, partition) whose records polls return."""
         return self._client.assignment()
 
     def pause(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Give no records of these until `resume`; they stay assigned."""
+        """Returns no records of these until `resume`; they stay assigned."""
         self._call(self._client.pause(partitions))
 
     def resume(self, partitions: Iterable[tuple[str, int]]) -> None:
@@ -37,16 +40,20 @@ class ConsumerVerbs(Blocking):
         return self._client.paused()
 
     def lag(self, timeout: float = 10.0) -> dict[tuple[str, int], int]:
-        """How many offsets are between the position and the end of each assigned partition; one
-        whose leader does not answer in time is as far behind as was known last."""
+        """The number of offsets between the position and the end of each assigned partition.
+
+        For a partition whose leader does not answer in time it is the last known number.
+        """
         return self._call(self._client.lag(timeout))
 
     def commit(
         self, offsets: Mapping[tuple[str, int], int] | None = None, timeout: float = COMMIT_S
     ) -> None:
-        """Store the group's positions: those after the records handed out so far, or the given
-        ones, each the next offset to read. FencedGeneration when a partition has gone to another
-        member; those that have not are stored."""
+        """Stores the group's positions: those after the records returned so far, or the given ones.
+
+        A position is the next offset to read. Raises FencedGeneration if a partition has gone to
+        another member; the positions of the others are stored.
+        """
         self._call(self._client.commit(offsets, timeout))
 
     def seek(
@@ -58,19 +65,24 @@ class ConsumerVerbs(Blocking):
         to: str | None = None,
         timeout: float = 10.0,
     ) -> None:
-        """Go on at an offset, at the first record of a time (ms) or later, or at an end of the log
-        as it is now: `to` is "earliest" or "latest"."""
+        """Continues at an offset, at the first record of a time (ms) or later, or at an end of the
+        log.
+
+        `to` is "earliest" or "latest", as it is now.
+        """
         self._call(self._client.seek(topic, partition, offset, time, to, timeout))
 
     def stop_at(self, topic: str, partition: int, offset: int) -> None:
-        """Fetch no more of a partition once everything before this offset has come: for readers of
-        a range. Batches are whole, so the last one may go on behind it."""
+        """Stops fetching a partition when everything before this offset has come.
+
+        For readers of a range. Batches are whole, so the last one may go beyond it.
+        """
         self._call(self._client.stop_at(topic, partition, offset))
 
     def position(self, topic: str, partition: int, timeout: float = 10.0) -> int:
-        """The offset of the next record that `poll` gives, at the earliest."""
+        """The offset of the next record that `poll` returns, at the earliest."""
         return self._call(self._client.position(topic, partition, timeout))
 
     def high_watermark(self, topic: str, partition: int) -> int | None:
-        """The end of what can be read, as the last fetch has told."""
+        """The end of the readable records, as the last fetch returned it."""
         return self._client.high_watermark(topic, partition)

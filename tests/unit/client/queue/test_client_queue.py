@@ -23,7 +23,7 @@ from raftq.client.common.errors import (
     RequestTimeout,
     UnknownTopic,
 )
-from raftq.client.queue.leased import Receipt, merge, receipt_of, rows_by_place
+from raftq.client.queue.leased import Receipt, merge, receipt_of, rows_by_partition
 from raftq.client.wire.group_messages import FindCoordinator, GroupHeartbeat
 from raftq.client.wire.queue_messages import Lease, Settle
 from raftq.node.queue.core.config import DeliveryConfig
@@ -50,11 +50,11 @@ def test_rows_of_neighbours_are_merged() -> None:
     ]  # fmt: skip
     receipts = [Receipt("a", 0, offset, 7) for offset in (1, 2, 3, 9)]
     receipts += [Receipt("b", 1, 4, 7), Receipt("a", 0, 4, 8), Receipt("a", 0, 4, 7)]
-    assert rows_by_place(receipts) == {
+    assert rows_by_partition(receipts) == {
         ("a", 0): [(7, 1, 5), (7, 9, 10), (8, 4, 5)],
         ("b", 1): [(7, 4, 5)],
     }
-    assert rows_by_place([]) == {}
+    assert rows_by_partition([]) == {}
 
 
 def test_merged_rows_cover_the_same_offsets() -> None:
