@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-import msgpack
+import msgspec
 
 from raftq.client.common.errors import CorruptBatch, InvalidArgument, TooLarge
 
@@ -11,6 +11,8 @@ KEY_BYTES_MAX = 64 * 1024
 HEADERS_BYTES_MAX = 64 * 1024
 
 Headers = dict[str, bytes]
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(Headers).decode
 
 
 @dataclass(slots=True)
@@ -49,10 +51,9 @@ def pack_headers(headers: Headers | None) -> bytes:
         if not isinstance(name, str) or not isinstance(item, bytes):
             raise InvalidArgument(f"headers map str names to bytes values, not {name!r}: {item!r}")
     try:
-        packed: bytes = msgpack.packb(headers)
+        return _pack(headers)
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"a header name is not valid text: {error}") from error
-    return packed
 
 
 def unpack_headers(packed: bytes) -> Headers:
@@ -60,14 +61,6 @@ def unpack_headers(packed: bytes) -> Headers:
     if not packed:
         return {}
     try:
-        # Headers hold no arrays, and msgpack allocates an array as long as it claims to be.
-        headers = msgpack.unpackb(packed, max_array_len=0, max_ext_len=0)
-    except Exception as error:
-        # msgpack raises several unrelated types on bad input; all of them mean the same here.
-        raise CorruptBatch(f"record headers are not a msgpack map: {error}") from error
-    if not isinstance(headers, dict):
-        raise CorruptBatch("record headers are not a map of str to bytes")
-    for name, item in headers.items():
-        if not isinstance(name, str) or not isinstance(item, bytes):
-            raise CorruptBatch("record headers are not a map of str to bytes")
-    return headers
+        return _unpack(packed)
+    except (ValueError, RecursionError) as error:
+        raise CorruptBatch(f"record headers are not a map of str to bytes: {error}") from error

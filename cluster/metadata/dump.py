@@ -11,11 +11,12 @@ Equal states give equal bytes. What comes from a disk or another node is checked
 believed: a CorruptFile names what is wrong, an UnknownFormat a version that is not known here.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
-import msgpack
+import msgspec
+from msgspec import Meta
 
-from raftq.client.common.errors import CorruptFile, InvalidArgument, UnknownFormat
+from raftq.client.common.errors import CorruptFile, Detail, InvalidArgument, UnknownFormat
 from raftq.cluster.metadata.commands import REPLICAS_MAX
 from raftq.cluster.metadata.state import (
     NODES_MAX,
@@ -32,9 +33,32 @@ from raftq.cluster.metadata.topic_config import REPLICATION_MAX, is_topic_name, 
 
 DUMP_FORMAT = 3
 DUMP_BYTES_MAX = 64 * 1024 * 1024
-_ITEMS_MAX = 200_000
-_NODE_FIELDS = (int, str, int, int, str, str, int, bool, bool, bool, int)
-_NUMBER_MAX = (1 << 63) - 1
+
+_Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Text = Annotated[str, Meta(max_length=255)]
+_Ids = tuple[int, ...]
+_Node = tuple[int, str, int, int, str, str, int, bool, bool, bool, int]
+_Ends = tuple[_Number, tuple[tuple[_Number, _Number], ...]]
+_Recovery = tuple[_Number, _Ids, tuple[_Ends, ...]]
+_Partition = tuple[
+    _Ids, _Ids, int | None, _Number, _Number, tuple[_Number, ...], _Ids | None, _Recovery | None
+]
+_Partitions = Annotated[list[_Partition], Meta(min_length=1, max_length=PARTITIONS_MAX)]
+_Topic = tuple[_Text, _Number, dict[str, Detail], _Number, _Partitions, bool, _Number | None]
+_Dump = tuple[
+    int,
+    _Text,
+    _Number,
+    _Number,
+    _Number,
+    Annotated[list[_Node], Meta(max_length=NODES_MAX)],
+    Annotated[list[_Topic], Meta(max_length=TOPICS_MAX)],
+    list[tuple[_Text, _Number, _Number]],
+]
+_read_head = msgspec.msgpack.Decoder(
+    Annotated[list[msgspec.Raw], Meta(min_length=1, max_length=64)]
+)
+_read = msgspec.msgpack.Decoder(_Dump)
 
 
 def dump(state: ClusterState) -> bytes:
@@ -56,7 +80,7 @@ def dump(state: ClusterState) -> bytes:
     ]
     topics = [_dumped_topic(one) for one in state.topics.values()]
     producers = [[name, *known] for name, known in state.producers.items()]
-    packed: bytes = msgpack.packb(
+    return msgspec.msgpack.encode(
         [
             DUMP_FORMAT,
             state.cluster_id,
@@ -68,7 +92,6 @@ def dump(state: ClusterState) -> bytes:
             producers,
         ]
     )
-    return packed
 
 
 def _dumped_topic(topic: TopicState) -> list[Any]:
@@ -107,18 +130,13 @@ def _dumped_recovery(recovery: Recovery | None) -> list[Any] | None:
 def load(data: bytes) -> ClusterState:
     if len(data) > DUMP_BYTES_MAX:
         raise CorruptFile(f"a dump of {len(data)} bytes is over the limit of {DUMP_BYTES_MAX}")
-    limit = min(len(data), _ITEMS_MAX)
     try:
-        value = msgpack.unpackb(data, max_array_len=limit, max_ext_len=0)
-        _require(type(value) is list and len(value) > 1, "it is not a list")
-        if value[0] != DUMP_FORMAT:
-            raise UnknownFormat(f"dump of format {value[0]!r:.40}; this is {DUMP_FORMAT}")
-        return _loaded(value[1:])
-    except (ValueError, TypeError, OverflowError, IndexError, KeyError, AttributeError) as error:
-        # msgpack, unpacking and the checks below; all mean that this is no dump.
+        found = msgspec.msgpack.decode(_read_head.decode(data)[0])
+        if found != DUMP_FORMAT:
+            raise UnknownFormat(f"dump of format {found!r:.40}; this is {DUMP_FORMAT}")
+        return _loaded(*_read.decode(data)[1:])
+    except (ValueError, RecursionError) as error:
         raise CorruptFile(f"the dump cannot be read: {str(error)[:200]}") from error
-    except msgpack.UnpackException as error:
-        raise CorruptFile(f"the dump is not msgpack: {type(error).__name__}") from error
 
 
 def _require(holds: bool, what: str) -> None:
@@ -126,76 +144,57 @@ def _require(holds: bool, what: str) -> None:
         raise ValueError(what)
 
 
-def _number(value: Any, low: int = 0) -> int:
-    _require(type(value) is int and low <= value <= _NUMBER_MAX, f"{value!r:.40} is no number")
-    return int(value)
-
-
-def _text(value: Any) -> str:
-    _require(type(value) is str and len(value) <= 255, f"{value!r:.40} is no text")
-    return str(value)
-
-
-def _loaded(parts: list[Any]) -> ClusterState:
-    cluster_id, index, topic_id_next, producer_id_next, nodes, topics, producers = parts
-    _require(len(nodes) <= NODES_MAX, f"{len(nodes)} nodes")
-    _require(len(topics) <= TOPICS_MAX, f"{len(topics)} topics")
-    state = ClusterState(_text(cluster_id))
-    state.index = _number(index)
-    state.topic_id_next = _number(topic_id_next)
-    state.producer_id_next = _number(producer_id_next)
+def _loaded(  # noqa: PLR0913 - the parts of a dump
+    cluster_id: str,
+    index: int,
+    topic_id_next: int,
+    producer_id_next: int,
+    nodes: list[_Node],
+    topics: list[_Topic],
+    producers: list[tuple[str, int, int]],
+) -> ClusterState:
+    state = ClusterState(cluster_id)
+    state.index = index
+    state.topic_id_next = topic_id_next
+    state.producer_id_next = producer_id_next
     for fields in nodes:
-        _require(tuple(map(type, fields)) == _NODE_FIELDS, f"node {fields!r:.80}")
         node = NodeState(*fields)
         _require(node.node_id not in state.nodes, f"node {node.node_id} twice")
         state.nodes[node.node_id] = node
-    for fields in topics:
-        topic = _loaded_topic(state, fields)
+    for row in topics:
+        topic = _loaded_topic(state, row)
         state.topics[topic.name] = topic
         state.topic_names[topic.topic_id] = topic.name
         state.partition_count += len(topic.partitions)
-    for name, producer_id, epoch in producers:
-        state.producers[_text(name)] = (_number(producer_id), _number(epoch))
+    state.producers.update((name, (producer_id, epoch)) for name, producer_id, epoch in producers)
     return state
 
 
-def _loaded_topic(state: ClusterState, fields: list[Any]) -> TopicState:
-    name, topic_id, overrides, min_insync, partitions, queued, synced_since = fields
+def _loaded_topic(state: ClusterState, row: _Topic) -> TopicState:
+    name, topic_id, overrides, min_insync, partitions, queued, synced_since = row
     try:
-        _require(is_topic_name(_text(name)), f"no topic can be called {name!r:.60}")
-        config = topic_config(overrides, REPLICATION_MAX, _number(min_insync))
+        _require(is_topic_name(name), f"no topic can be called {name!r:.60}")
+        config = topic_config(overrides, REPLICATION_MAX, min_insync)
     except InvalidArgument as error:
         raise ValueError(str(error)) from error
-    _require(0 < _number(topic_id) < state.topic_id_next, f"topic id {topic_id} is not given yet")
+    _require(0 < topic_id < state.topic_id_next, f"topic id {topic_id} is not given yet")
     _require(name not in state.topics and topic_id not in state.topic_names, f"topic {name} twice")
-    _require(0 < len(partitions) <= PARTITIONS_MAX, f"{len(partitions)} partitions of {name}")
     loaded = tuple(_loaded_partition(state, name, one) for one in partitions)
-    _require(type(queued) is bool, f"{queued!r:.40} is no bool")
     _require((synced_since is not None) == (config.fsync == "always"), f"fsync of {name}")
-    if synced_since is not None:
-        _number(synced_since)
     return TopicState(name, topic_id, config, loaded, queued, synced_since)
 
 
-def _loaded_partition(state: ClusterState, name: str, fields: list[Any]) -> PartitionState:
-    replicas, isr, leader, epoch, version, assignments, target, recovery = fields
-    one = PartitionState(
-        replicas=tuple(replicas),
-        isr=tuple(isr),
-        leader=leader,
-        epoch=_number(epoch),
-        version=_number(version),
-        assignments=tuple(_number(one) for one in assignments),
-        target=None if target is None else tuple(target),
-        recovery=None if recovery is None else _loaded_recovery(*recovery),
-    )
+def _loaded_partition(state: ClusterState, name: str, row: _Partition) -> PartitionState:
+    recovery = None if row[7] is None else _loaded_recovery(*row[7])
+    one = PartitionState(*row[:7], recovery)
+    leader = one.leader
     nodes = state.nodes
     asked = () if one.recovery is None else one.recovery.asked
     sound = (
         bool(one.isr or asked)
         and (one.recovery is None or (leader is None and bool(asked)))
         and len(set(one.replicas)) == len(one.replicas) <= REPLICAS_MAX
-        and all(type(node) is int and node in nodes for node in one.replicas)
+        and all(node in nodes for node in one.replicas)
         and all(node in one.replicas for node in (*one.isr, *asked, *(one.target or ())))
         and (leader is None or (leader in one.isr and nodes[leader].alive))
         and one.target != ()
@@ -206,9 +205,5 @@ def _loaded_partition(state: ClusterState, name: str, fields: list[Any]) -> Part
     return one
 
 
-def _loaded_recovery(since: Any, asked: list[Any], told: list[Any]) -> Recovery:
-    tellings = tuple(
-        EndReport(_number(node_id), tuple((_number(epoch), _number(end)) for epoch, end in ends))
-        for node_id, ends in told
-    )
-    return Recovery(_number(since), tuple(asked), tellings)
+def _loaded_recovery(since: int, asked: _Ids, told: tuple[_Ends, ...]) -> Recovery:
+    return Recovery(since, asked, tuple(EndReport(node_id, ends) for node_id, ends in told))

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgpack
+import msgspec
 
 from raftq.client.common.errors import ConsensusStopped, RemoteProtocolError, RequestError
 from raftq.client.common.types import Buffer
@@ -25,10 +25,12 @@ from raftq.cluster.metadata.commands import decode_command
 from raftq.cluster.metadata.log import MetadataLog, Watched
 
 _INDEX = struct.Struct("<Q")
+_read_result = msgspec.msgpack.Decoder(bool | int | dict[str, int] | list[int] | None).decode
 
 
 class MetadataHandlers:
-    """See the module's docstring. A node that is no voter refuses with ConsensusStopped."""
+    """Answers with the metadata log of this node. A node that is not a voter refuses with
+    ConsensusStopped."""
 
     def __init__(self, metadata: MetadataLog, node_id: int | None = None) -> None:
         self._metadata = metadata
@@ -44,7 +46,7 @@ class MetadataHandlers:
         except RequestError as refusal:
             # Whoever hears of it should know as much as the state machine that refused.
             raise refusal.with_details(**refusal.details, metadata_index=metadata.index)  # noqa: B904 - the same error
-        return ProposeReply(metadata.index, msgpack.packb(result))
+        return ProposeReply(metadata.index, msgspec.msgpack.encode(result))
 
     async def watch(
         self, message: WatchMetadata, raw: memoryview, session: object
@@ -91,6 +93,6 @@ def decode_watched(reply: WatchMetadataReply, raw: memoryview) -> Iterator[tuple
 def unpack_result(packed: bytes) -> Any:
     """The result in a ProposeReply, as the voter's own callers get it."""
     try:
-        return msgpack.unpackb(packed, max_array_len=len(packed), max_ext_len=0)
-    except Exception as error:  # msgpack's own, ValueError, UnicodeDecodeError, RecursionError
-        raise RemoteProtocolError(f"a result that is not msgpack: {error!r}") from error
+        return _read_result(packed)
+    except ValueError as error:
+        raise RemoteProtocolError(f"not the result of a command: {error}") from error

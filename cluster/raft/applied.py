@@ -16,9 +16,9 @@ result like another; any other exception means that this replica cannot go on.
 import struct
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-import msgpack
+import msgspec
 
 from raftq.client.common.errors import (
     ConsensusBroken,
@@ -39,6 +39,13 @@ NO_OP_ENTRY = bytes([NO_OP])
 _ENVELOPE = struct.Struct("<B16sQ")
 _FLOOR = struct.Struct("<Q")
 _SNAPSHOT_VERSION = 1
+_pack = msgspec.msgpack.Encoder().encode
+_read_parts = msgspec.msgpack.Decoder(
+    Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1, max_length=64)]
+).decode
+_read_snapshot = msgspec.msgpack.Decoder(
+    tuple[int, int, list[tuple[bytes, int, bytes]], bytes]
+).decode
 
 
 class StateMachine(Protocol):
@@ -94,7 +101,7 @@ def is_command(entry: bytes) -> bool:
 
 
 class Applier:
-    """See the module's docstring."""
+    """Applies entries to one state machine, and remembers the results of the latest commands."""
 
     def __init__(self, machine: StateMachine, ids_max: int, result_bytes_max: int) -> None:
         self._machine = machine
@@ -128,9 +135,9 @@ class Applier:
     def _call(self, command: bytes, index: int) -> tuple[Any, RaftqError | None, bytes]:
         try:
             result = self._machine.apply(command, index)
-            return result, None, msgpack.packb([result])
+            return result, None, _pack([result])
         except RaftqError as error:
-            return None, error, msgpack.packb([type(error).code, str(error)])
+            return None, error, _pack([type(error).code, str(error)])
         except Exception as error:
             raise ConsensusBroken(
                 f"applying entry {index} failed with {error!r}; command: {command[:1000]!r}"
@@ -160,18 +167,16 @@ class Applier:
         except Exception as error:
             raise ConsensusBroken(f"the state machine's snapshot failed: {error!r}") from error
         recent = [[key, index, packed] for key, (index, packed) in self._recent.items()]
-        body: bytes = msgpack.packb([_SNAPSHOT_VERSION, self._forgotten_index, recent, state])
-        return body
+        return _pack([_SNAPSHOT_VERSION, self._forgotten_index, recent, state])
 
     def restore(self, body: bytes) -> None:
         try:
-            limit = len(body)
-            version, *rest = msgpack.unpackb(body, max_bin_len=limit, max_array_len=limit)
+            version = msgspec.msgpack.decode(_read_parts(body)[0])
             if version != _SNAPSHOT_VERSION:
                 raise UnknownFormat(f"snapshot of format {version}; this is {_SNAPSHOT_VERSION}")
-            forgotten, recent, state = rest
+            _, forgotten, recent, state = _read_snapshot(body)
             table = OrderedDict((key, (index, packed)) for key, index, packed in recent)
-        except (ValueError, TypeError) as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptFile(f"the snapshot's content cannot be read: {error!r}") from error
         try:
             self._machine.restore(state)
@@ -183,7 +188,7 @@ class Applier:
 
 
 def _unpack_result(packed: bytes) -> tuple[Any, RaftqError | None]:
-    parts = msgpack.unpackb(packed)
+    parts = msgspec.msgpack.decode(packed)
     if len(parts) == 1:
         return parts[0], None
     code, text = parts

@@ -23,9 +23,9 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
-import msgpack
+import msgspec
 
 from raftq.client.common.errors import RemoteProtocolError
 
@@ -38,6 +38,12 @@ _LENGTH = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _READ_BYTES = 1 << 18
 _READS_PER_ROUND = 16
+_pack = msgspec.msgpack.Encoder().encode
+_Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+_Voters = tuple[str, ...]
+_read_hello = msgspec.msgpack.Decoder(tuple[int, str, str, str, _Nonce, _Voters]).decode
+_read_challenge = msgspec.msgpack.Decoder(tuple[_Nonce, bytes, _Voters]).decode
+_read_response = msgspec.msgpack.Decoder(tuple[bytes]).decode
 PING = b""
 """The body of a frame that only says: still here."""
 
@@ -85,7 +91,7 @@ class RaftConnection:
         self.opened_at = self.heard_at = self.spoke_at = now
         if peer is not None:
             hello = [VERSION, me.cluster, me.node_id, peer, os.urandom(NONCE_BYTES), me.voters]
-            self._said = msgpack.packb(hello)
+            self._said = _pack(hello)
             self._frame(self._said)
 
     def fileno(self) -> int:
@@ -187,48 +193,42 @@ class RaftConnection:
     # The handshake.
 
     def _shake_hands(self, body: bytes) -> None:
-        parts = _unpack_list(body)
-        if self._expected is None:
-            self._on_hello(parts, body)
-        elif self._said and len(parts) == 3:
-            self._on_challenge(parts)
-        elif len(parts) == 1:
-            self._on_response(parts)
-        else:
-            raise RemoteProtocolError("not a step of the handshake")
+        try:
+            if self._expected is None:
+                self._on_hello(body)
+            elif self._said:
+                self._on_challenge(body)
+            else:
+                self._on_response(body)
+        except ValueError as error:
+            raise RemoteProtocolError(f"not this step of the handshake: {error}") from error
 
-    def _on_hello(self, parts: list[Any], body: bytes) -> None:
+    def _on_hello(self, body: bytes) -> None:
         me = self._me
-        if len(parts) != 6 or parts[0] != VERSION:
+        version, cluster, sender, target, _, voters = _read_hello(body)
+        if version != VERSION:
             raise RemoteProtocolError(f"not a hello of version {VERSION}")
-        _, cluster, sender, target, nonce, voters = parts
-        if cluster != me.cluster or target != me.node_id or not isinstance(sender, str):
+        if cluster != me.cluster or target != me.node_id:
             raise RemoteProtocolError("a hello for another node or cluster")
-        if type(nonce) is not bytes or len(nonce) != NONCE_BYTES:
-            raise RemoteProtocolError("a hello without a nonce")
         own = os.urandom(NONCE_BYTES)
         self._expected = sender
-        self._voters = _names(voters)
-        self._acceptor = body + own + msgpack.packb(me.voters)
-        self._frame(msgpack.packb([own, self._proof(b"acceptor", self._acceptor), me.voters]))
+        self._voters = voters
+        self._acceptor = body + own + _pack(me.voters)
+        self._frame(_pack([own, self._proof(b"acceptor", self._acceptor), me.voters]))
         self.write()
 
-    def _on_challenge(self, parts: list[Any]) -> None:
-        nonce, proof, voters = parts
-        if type(nonce) is not bytes or len(nonce) != NONCE_BYTES:
-            raise RemoteProtocolError("a challenge without a nonce")
-        self._voters = _names(voters)
-        said = self._said + nonce + msgpack.packb(self._voters)
+    def _on_challenge(self, body: bytes) -> None:
+        nonce, proof, self._voters = _read_challenge(body)
+        said = self._said + nonce + _pack(self._voters)
         self._verify(b"acceptor", said, proof)
         # Even if it ends here: the other side shall know who it was that has other voters.
-        self._frame(msgpack.packb([self._proof(b"connector", said)]))
+        self._frame(_pack([self._proof(b"connector", said)]))
         self.write()
         self._agree(said, b"connector", b"acceptor")
 
-    def _on_response(self, parts: list[Any]) -> None:
-        if self._said:
-            raise RemoteProtocolError("not a step of the handshake")
-        self._verify(b"connector", self._acceptor, parts[0])
+    def _on_response(self, body: bytes) -> None:
+        (proof,) = _read_response(body)
+        self._verify(b"connector", self._acceptor, proof)
         self._agree(self._acceptor, b"acceptor", b"connector")
 
     def _agree(self, said: bytes, mine: bytes, theirs: bytes) -> None:
@@ -241,22 +241,6 @@ class RaftConnection:
     def _proof(self, role: bytes, said: bytes) -> bytes:
         return hmac.digest(self._me.secret, role + b"\0" + said, "sha256")
 
-    def _verify(self, role: bytes, said: bytes, proof: object) -> None:
-        if type(proof) is not bytes or not hmac.compare_digest(self._proof(role, said), proof):
+    def _verify(self, role: bytes, said: bytes, proof: bytes) -> None:
+        if not hmac.compare_digest(self._proof(role, said), proof):
             raise RemoteProtocolError("the other side does not know the cluster's secret")
-
-
-def _names(voters: object) -> tuple[str, ...]:
-    if not isinstance(voters, list) or not all(isinstance(one, str) for one in voters):
-        raise RemoteProtocolError("a handshake without voters")
-    return tuple(voters)
-
-
-def _unpack_list(body: bytes) -> list[Any]:
-    try:
-        parts = msgpack.unpackb(body, max_array_len=8, max_map_len=0)
-    except Exception as error:  # msgpack's own, ValueError, UnicodeDecodeError, RecursionError
-        raise RemoteProtocolError(f"not a handshake: {error!r}") from error
-    if not isinstance(parts, list):
-        raise RemoteProtocolError("not a handshake")
-    return parts

@@ -52,5 +52,5 @@ def test_only_a_topic_of_clients_that_is_there_can_become_one(model: Model) -> N
 def test_a_dump_whose_mark_is_no_bool_is_not_believed(model: Model) -> None:
     parts = msgpack.unpackb(dump(model.state))
     parts[6][0][5] = 1
-    with pytest.raises(CorruptFile, match="no bool"):
+    with pytest.raises(CorruptFile, match="Expected `bool`"):
         load(msgpack.packb(parts))
