@@ -200,7 +200,7 @@ class TellEnds(Command, frozen=True):
     def check_fields(self) -> None:
         for at, row in enumerate(self.rows):
             if len(row) < 5 or len(row) % 2 == 0:
-                raise Bad(f".rows[{at}]: {len(row)} numbers are no partition and pairs of ends")
+                raise Bad(f".rows[{at}]: {len(row)} numbers are not a partition and pairs of ends")
 
 
 class Recover(Command, frozen=True):
@@ -253,6 +253,7 @@ _FORMS = {cls.command_kind: _form(cls) for cls in _CLASSES}
 assert len(_FORMS) == len(_CLASSES), "two commands have the same kind"
 
 _read_parts = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=64)]).decode
+_read_kind: Callable[[bytes], Any] = msgspec.msgpack.Decoder(int | str).decode
 
 
 def command_classes() -> tuple[type[Command], ...]:
@@ -278,15 +279,13 @@ def decode_command(data: bytes) -> Command:
     if len(data) > COMMAND_BYTES_MAX:
         raise InvalidArgument(f"a command of {len(data)} bytes is too large")
     try:
-        version, kind, *rest = _read_parts(data)
-        version, kind = msgspec.msgpack.decode(version), msgspec.msgpack.decode(kind)
+        head, tail, *rest = _read_parts(data)
+        version, kind = msgspec.msgpack.decode(head, type=int), _read_kind(tail)
     except (ValueError, RecursionError) as error:
         raise InvalidArgument("the command is not a list of version, kind and fields") from error
     if version != COMMAND_VERSION:
-        raise UnknownFormat(
-            f"command of version {version!r:.40}; this node knows {COMMAND_VERSION}"
-        )
-    form = _FORMS.get(kind) if type(kind) is int else None
+        raise UnknownFormat(f"command of version {version}; this node knows {COMMAND_VERSION}")
+    form = _FORMS.get(kind)
     if form is None:
         raise UnknownFormat(f"command kind {kind!r:.40} is not known here")
     if len(rest) != len(form.names):

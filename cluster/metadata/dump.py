@@ -131,9 +131,9 @@ def load(data: bytes) -> ClusterState:
     if len(data) > DUMP_BYTES_MAX:
         raise CorruptFile(f"a dump of {len(data)} bytes is over the limit of {DUMP_BYTES_MAX}")
     try:
-        found = msgspec.msgpack.decode(_read_head.decode(data)[0])
+        found = msgspec.msgpack.decode(_read_head.decode(data)[0], type=int)
         if found != DUMP_FORMAT:
-            raise UnknownFormat(f"dump of format {found!r:.40}; this is {DUMP_FORMAT}")
+            raise UnknownFormat(f"dump of format {found}; this is {DUMP_FORMAT}")
         return _loaded(*_read.decode(data)[1:])
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"the dump cannot be read: {str(error)[:200]}") from error

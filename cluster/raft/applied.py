@@ -171,7 +171,7 @@ class Applier:
 
     def restore(self, body: bytes) -> None:
         try:
-            version = msgspec.msgpack.decode(_read_parts(body)[0])
+            version = msgspec.msgpack.decode(_read_parts(body)[0], type=int)
             if version != _SNAPSHOT_VERSION:
                 raise UnknownFormat(f"snapshot of format {version}; this is {_SNAPSHOT_VERSION}")
             _, forgotten, recent, state = _read_snapshot(body)

@@ -91,7 +91,7 @@ def test_an_unknown_version_or_kind_is_named_as_such(value: list[Any]) -> None:
         ([2, 10, [[1]]], r"ElectPreferred.partitions\[0\]: .* got 1"),
         ([2, 11, "t", 0, [1] * 65], "MoveReplicas.replicas: Expected `array` of length <= 64"),
         ([2, 12, 1, 0], "AllocateProducerIds.count"),
-        ([2, 16, 1, 1, [[5, 0, 9, 4]]], "no partition and pairs of ends"),
+        ([2, 16, 1, 1, [[5, 0, 9, 4]]], "not a partition and pairs of ends"),
         ([2], "not a list of version, kind and fields"),
         ({}, "not a list of version, kind and fields"),
         (7, "not a list of version, kind and fields"),
