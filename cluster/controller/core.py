@@ -1,35 +1,35 @@
 """The controller: who is alive, who should lead, what has to move. (Core.)
 
-It acts on the node that leads the metadata's Raft group, and only by proposing commands, so a
+It runs on the node that leads the Raft group of the metadata, and only proposes commands. So a
 controller that was replaced without knowing it changes nothing.
 
-    Promoted(state)                     begin: every alive node is probed; who answers, or has a
-                                        connection, gets a fresh lease, others half of one
+    Promoted(state)                     begin: every alive node is probed. A node that answers, or
+                                        has a connection, gets a fresh lease, others half a lease
     Demoted                             forget everything
-    HeartbeatCame(node, incarnation)    renews the lease of that incarnation
-    ConnectionEnded(node)               suspicion: probe at once, again until a sign of life
+    HeartbeatCame(node, incarnation)    renew the lease of that incarnation
+    ConnectionEnded(node)               suspect it: probe at once, repeat until a sign of life
     ProbeEnded(node, incarnation, ..)   refused or answered by another process: fence; no answer:
                                         wait for the lease
-    Changed(changes, state)             what was decided
+    Changed(changes, state)             a command was applied
     ProposalEnded(command, error)       the answer to a ProposeCommand
-    Tick                                time has passed; send one at `next_deadline()`
+    Tick                                time has passed; send it at `next_deadline()`
 
-A controller that hears no beats while their senders answer its probes is one that nobody can
-connect to: it would fence everybody for a fault of its own. So a voter that is silent for half a
-lease is probed, and when more voters answer without beating than beat, the controller abdicates:
-another one may be reached by all. If nobody else can lead, this node does again after a while.
+When nodes send no heartbeats but answer probes, they cannot connect to this controller. It would
+fence everybody for a fault of its own. So a voter without a heartbeat for half a lease is probed,
+and when more voters answer without heartbeats than send them, the controller abdicates: all may
+reach another one. If no other voter can lead, this node leads again after a while.
 
-Beats come from a node that nobody can connect to, too. So leadership is given back only to a node
-that has just answered a probe: a round of balance probes those it would give something to, and each
-that answers begins another round.
+A node that nobody can connect to may still send heartbeats. So leadership is given back only to a
+node that has just answered a probe: a round of balance probes the nodes that it would give
+something to, and each answer begins another round.
 
 At most one proposal is in flight per node to be fenced, one for elections and one for moves. After
-a refusal the next try waits, twice as long each time. A step costs O(nodes); only when elections or
-moves are due, O(partitions). After a step, `next_deadline()` is later than its `now`.
+a refusal the next try waits, twice as long each time. A step costs O(nodes), or O(partitions) when
+elections or moves are due. After a step, `next_deadline()` is later than its `now`.
 
-When a step comes much later than its deadline, this process was stopped and heard nobody since the
-step before: that time does not count against the leases, or a pause of the controller would fence
-everybody else.
+When a step comes much later than its deadline, this process was stopped and received nothing since
+the step before. That time does not count against the leases: otherwise a pause of the controller
+would fence everybody else.
 """
 
 from collections.abc import Callable
@@ -74,26 +74,26 @@ class _Watch:
     expires_at: float
     suspected: bool = False
     probe_at: float = 0.0
-    """When a suspected node may be probed (again)."""
+    """When a suspected node may be probed next."""
     probing_until: float | None = None
     gone: str = ""
-    """Why its process is known to be gone."""
+    """Why its process is known to be gone, or ""."""
     may_lead_at: float = 0.0
-    """When it may get leadership back at the earliest, however long it is alive."""
+    """When it may get leadership back at the earliest, however long it has been alive."""
     heard_at: float = 0.0
-    """When its last beat came; before the first, when it began to be watched."""
+    """When its last heartbeat came; before the first one, when the watch began."""
     silent: bool = False
-    """A rival of which nothing was heard for half a lease; it is suspected, and probed, since."""
+    """A rival without a heartbeat for half a lease. Since then it is suspected and probed."""
     answers: bool = False
-    """It answers probes since it fell silent: it is well, and does not get here."""
+    """It has answered probes since it became silent: it is well, but does not reach this node."""
     checked: bool = False
-    """Its next probe is to tell whether it can be given leadership back."""
+    """Its next probe decides whether it gets leadership back."""
     reached_at: float = float("-inf")
     """When it last answered a probe."""
 
 
 class Controller:
-    """See the module's docstring."""
+    """The state machine of the controller."""
 
     def __init__(self, config: ControllerConfig, rng: Random) -> None:
         self.config = config
@@ -117,14 +117,14 @@ class Controller:
         self._rivals: frozenset[int] = frozenset()
         self._watches: dict[int, _Watch] = {}
         self._down_since: dict[int, float] = {}
-        self._open: dict[_Key, float] = {}  # what was asked for, and when to forget it
-        self._held: dict[_Key, float] = {}  # what may not be proposed before
+        self._open: dict[_Key, float] = {}  # requests under way, and when to forget them
+        self._held: dict[_Key, float] = {}  # what must wait, and until when
         self._refusals: dict[_Key, int] = {}
         self._balance_at = 0.0
         self._moves_due = False
         self._lost_at: float | None = None
 
-    # The one door, and what it needs from the clock.
+    # The one entry, and what it needs from the clock.
 
     def step(self, event: Event, now: float) -> list[Effect]:
         self._forgive_stall(now)
@@ -163,12 +163,13 @@ class Controller:
         self._moves_due = True
         self._balance_at = now + self._balance_gap()
         for node_id in sorted(event.state.nodes):
-            self._look_at(node_id, now)
+            self._reconcile(node_id, now)
         for watch in self._watches.values():
             watch.suspected = watch.node_id not in event.connected
             watch.probe_at = now
             if watch.suspected:
-                # The one before may have waited for it already; and who can, beats at once.
+                # The controller before may have waited for it already, and a node that can sends a
+                # heartbeat at once.
                 watch.expires_at = now + self.config.lease_ms / 2000
 
     def _on_demoted(self, event: Demoted, now: float) -> None:
@@ -203,7 +204,7 @@ class Controller:
                 watch.checked = False
                 self._balance_at = now
         if not watch.suspected:
-            return  # it was heard in the meantime
+            return  # a heartbeat came in the meantime
         if event.refused:
             watch.gone = "nobody listens at its address"
         elif event.incarnation is not None:
@@ -221,13 +222,13 @@ class Controller:
         self._state = event.state
         for change in event.changes:
             if isinstance(change, NodeChanged):
-                self._look_at(change.node_id, now)
+                self._reconcile(change.node_id, now)
             elif isinstance(change, LeaderResigned) and change.node_id in self._watches:
                 watch = self._watches[change.node_id]
                 watch.may_lead_at = now + self.config.resigned_ms / 1000
         self._moves_due = True
         if not self._refusals.get(_MOVES):
-            self._held.pop(_MOVES, None)  # it was held only until its change is known
+            self._held.pop(_MOVES, None)  # it was held only until its change became known
 
     def _on_proposal_ended(self, event: ProposalEnded, now: float) -> None:
         key = _key(event.command)
@@ -235,13 +236,13 @@ class Controller:
             return
         refusals = 0 if event.error is None else self._refusals.get(key, 0) + 1
         self._refusals[key] = refusals
-        # Also after a success: its change may not have been heard of yet.
+        # Also after a success: its change may not have arrived here yet.
         wait_ms = min(self.config.retry_ms << min(refusals, 16), self.config.balance_ms)
         self._held[key] = now + wait_ms / 1000
         if key == _MOVES:
             self._moves_due = True
 
-    def _look_at(self, node_id: int, now: float) -> None:
+    def _reconcile(self, node_id: int, now: float) -> None:
         """Take over what the state says about a node."""
         assert self._state is not None
         node = self._state.nodes.get(node_id)
@@ -292,7 +293,8 @@ class Controller:
         return ProposeCommand(command, reason)
 
     def _abdicate(self, now: float, effects: list[Effect]) -> None:
-        """See the module's docstring. Until it has come about, nobody is judged."""
+        """Abdicate when too many voters cannot reach this node. Until that is done, nobody is
+        judged."""
         rivals = [watch for watch in self._watches.values() if watch.node_id in self._rivals]
         for watch in rivals:
             if not watch.silent and self._silent_at(watch) <= now:
@@ -302,7 +304,9 @@ class Controller:
         heard = sum(not watch.silent for watch in rivals)
         if len(one_sided) > heard and self._may(_ABDICATION):
             self._open[_ABDICATION] = now + self.config.lease_ms / 1000
-            effects.append(Abdicate(f"nodes {sorted(one_sided)} answer and do not get here"))
+            effects.append(
+                Abdicate(f"nodes {sorted(one_sided)} answer probes but cannot reach this node")
+            )
 
     def _silent_at(self, watch: _Watch) -> float:
         return watch.heard_at + self.config.lease_ms / 2000
@@ -349,15 +353,16 @@ class Controller:
             effects.append(self._propose(ElectPreferred(found), reason, now))
 
     def _not_reached(self, watch: _Watch, now: float) -> None:
-        """If it was to be given something, it has to wait for more than a round, so that others
-        get theirs."""
+        """Make a node that did not answer wait for more than a round, so that others get their
+        leaderships."""
         if watch.checked:
             watch.checked = False
             wait_s = 1.5 * self.config.balance_ms / 1000
             watch.may_lead_at = max(watch.may_lead_at, now + wait_s)
 
     def _balance_gap(self) -> float:
-        """With jitter, so that rounds do not keep step with anything else that is periodic."""
+        """Return the time to the next round, with jitter: rounds must not keep step with other
+        periods."""
         return self.config.balance_ms / 1000 * self._rng.uniform(0.9, 1.1)
 
     def _move(self, state: ClusterState, now: float, effects: list[Effect]) -> None:

@@ -1,12 +1,12 @@
-"""The controller's core, driven by this node's metadata, beats and timers. (Shell.)
+"""Runs the controller's core with the metadata, heartbeats and timers of this node. (Shell.)
 
-The core runs while this node is the Raft leader as far as it knows. It may be wrong about that for
-a moment: everything it decides is a proposal, and those are decided in one order for all.
+The core runs while this node believes to be the Raft leader. It may be wrong for a moment:
+everything it decides is a proposal, and all nodes see proposals in the same order.
 
 A probe opens a connection to a node: the process that answers there as that node is alive. When
-nobody listens at its address, or another process of the same node answers, the registered one is
-gone, and that is known long before its lease runs out. It holds for this node itself, too: a
-controller may not be registered yet.
+nobody listens at its address, or another process of the same node answers, the registered process
+is gone. That is known long before its lease ends. It holds for this node itself, too: a controller
+may not be registered yet.
 """
 
 import asyncio
@@ -46,13 +46,13 @@ logger = logging.getLogger(__name__)
 
 PROBE_MS = 500
 _ANOTHER = -1
-"""As the incarnation of whoever answers at a node's address and is not that node."""
+"""The incarnation of a process that answers at the address of a node and is not that node."""
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 
 class ControllerDriver:
-    """See the module's docstring. `options` are those of connections between nodes, `incarnation`
-    is that of this process."""
+    """Runs a Controller. `options` are those of connections between nodes, `incarnation` is that
+    of this process."""
 
     def __init__(
         self,
@@ -73,9 +73,9 @@ class ControllerDriver:
         self._in_control = False
         self._alarm: asyncio.TimerHandle | None = None
         self._heard: dict[int, None] = {}
-        """Nodes whose beats come over a connection that has not ended."""
+        """Nodes whose heartbeats come over a connection that has not ended."""
 
-    # What the node tells.
+    # Calls from the node.
 
     def heartbeat(self, node_id: int, incarnation: int) -> HeartbeatReply:
         self._heard[node_id] = None
@@ -83,12 +83,12 @@ class ControllerDriver:
         return HeartbeatReply(self._in_control, self._metadata.controller)
 
     def session_lost(self, node_id: int) -> None:
-        """The connection over which this node's beats came has ended."""
+        """Note that the connection with the heartbeats of this node has ended."""
         self._heard.pop(node_id, None)
         self._step(ConnectionEnded(node_id))
 
     async def run(self) -> None:
-        """Control the cluster whenever it falls to this node, until cancelled."""
+        """Control the cluster whenever this node is the controller, until cancelled."""
         assert self._group is None, "the driver runs already"
         self._metadata.subscribe(self._on_changes)
         self._metadata.on_controller(self._on_controller)
@@ -107,7 +107,7 @@ class ControllerDriver:
     def describe(self) -> str:
         return self._core.describe()
 
-    # What the metadata tells.
+    # Calls from the metadata.
 
     def _on_controller(self, controller: int | None, term: int) -> None:
         if self._group is None or self._metadata.is_controller == self._in_control:
@@ -161,7 +161,9 @@ class ControllerDriver:
         node = self._metadata.state.nodes.get(effect.node_id)
         answered, refused = None, False
         if effect.node_id == self._metadata.controller:
-            answered = self._incarnation  # this process, however its address looks from here
+            answered = (
+                self._incarnation
+            )  # this process itself, whatever its address looks like from here
         elif node is not None:
             where = self._address_of(node)
             answered, refused = await probe(node, effect.incarnation, self._options, where)
@@ -178,8 +180,11 @@ async def probe(
     options: ConnectionOptions,
     where: tuple[str, int] | None = None,
 ) -> tuple[int | None, bool]:
-    """(who answers, whether nobody listens). Who is about to stop does not say which process it is:
-    it is taken for the one of this incarnation."""
+    """Return (incarnation that answers, whether nobody listens).
+
+    A node that is about to stop does not say which process it is. It counts as the given
+    incarnation.
+    """
     try:
         connection = await Connection.open(*(where or own_address(node)), options)
     except NodeStopping:
@@ -201,7 +206,7 @@ async def probe(
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the host itself says that nobody listens there, at any of its addresses."""
+    """Report whether the host itself says that nobody listens there, at any of its addresses."""
     cause = error.__cause__
     if isinstance(cause, ConnectionRefusedError):
         return True

@@ -1,4 +1,4 @@
-"""What the controller is told, what it asks for, and its settings. (Pure.)"""
+"""The events, effects and settings of the controller. (Pure.)"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,30 +12,30 @@ from raftq.cluster.metadata.state import ClusterState
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
     lease_ms: int = 3000
-    """A node that is not heard for this long is fenced. Too short: pauses of a busy node cost it
-    its leadership; too long: partitions of a node that hangs stay without a leader."""
+    """A node without a heartbeat for this long is fenced. Too short: pauses of a busy node cost
+    it its leadership. Too long: partitions of a hanging node stay without a leader."""
     balance_ms: int = 10_000
-    """Between two rounds of giving partitions back to their preferred leaders."""
+    """The time between two rounds that give partitions back to their preferred leaders."""
     balance_settle_ms: int = 5000
     """A node must be alive for this long before it gets leadership back."""
     resigned_ms: int = 60_000
-    """A node that gave up a partition, because nobody fetched from it, must wait this long."""
+    """A node that gave up a partition, because no follower fetched from it, must wait this long."""
     balance_max: int = 500
-    """Partitions that change their leader in one round."""
+    """The most partitions that change their leader in one round."""
     moves_max: int = 4
-    """Moves under way at which no further one is begun."""
+    """While this many moves are under way, no further one begins."""
     move_patience_ms: int = 30_000
-    """A move to a node that is down for this long is planned anew."""
+    """A move to a node that is down for this long is planned again."""
     probe_ms: int = 100
-    """Between two probes of a node that is suspected."""
+    """The time between two probes of a suspected node."""
     probe_timeout_ms: int = 2000
     """A probe without a result is forgotten after this time; the shell's own limit is shorter."""
     probes_max: int = 32
-    """Probes at the same time."""
+    """The most probes at the same time."""
     proposal_ms: int = 10_000
     """A proposal without an answer is forgotten after this time."""
     retry_ms: int = 500
-    """Before a refused proposal is made again; doubles up to `balance_ms`."""
+    """The wait before a refused proposal is made again. It doubles up to `balance_ms`."""
     stall_ms: int = 500
     """A step that comes later than this after its deadline means that this process was stopped."""
 
@@ -59,9 +59,9 @@ class ControllerConfig:
 class Promoted:
     state: ClusterState
     connected: tuple[int, ...] = ()
-    """Nodes that hold a connection to this one, and need no probe."""
+    """Nodes with a connection to this one. They need no probe."""
     rivals: tuple[int, ...] = ()
-    """The other voters: who could be the controller instead."""
+    """The other voters, any of which could be the controller instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,12 @@ class ConnectionEnded:
 class ProbeEnded:
     node_id: int
     incarnation: int | None
-    """Who answered: that of the ProbeNode where the answer does not tell; None: nobody."""
+    """The incarnation that answered; that of the ProbeNode when the answer does not say; None:
+    none."""
     refused: bool
     """The host says that nobody listens there, so the process is gone."""
     probed: int | None = None
-    """The incarnation of the ProbeNode; a result about an older one is then ignored."""
+    """The incarnation of the ProbeNode: a result about an older one is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class ProbeNode:
 
 @dataclass(slots=True)
 class Abdicate:
-    """Let another voter be the controller; this one is not to stand for a while."""
+    """Let another voter be the controller. This one does not stand for a while."""
 
     reason: str
 

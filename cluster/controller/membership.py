@@ -1,17 +1,18 @@
-"""This node's place in the cluster: registered, and heard by the controller. (Shell.)
+"""This node's membership in the cluster: its registration and its heartbeats. (Shell.)
 
-    start ──RegisterNode decided──> member ──beats──> member
-    start ──another process holds the id──> it is asked; see `_claim`
-    member ──the state says that it is fenced──> registers again
-    member ──the state says that another process is this node──> ends, as NodeIdTaken
+    start ──RegisterNode decided──> member ──heartbeats──> member
+    start ──another process holds the id──> ask that process; see `_claim`
+    member ──the state says that it is fenced──> register again
+    member ──the state says that another process is this node──> end with NodeIdTaken
 
-Beats go to the controller over one kept connection, which is opened anew when the controller
-changes; the end of that connection tells the controller at once that this process is gone. The node
-that hosts the controller beats by a plain call. A beat that fails is only noted: the next one comes
+Heartbeats go to the controller over one kept connection, which is opened again when the controller
+changes. Its end tells the controller at once that this process is gone. On the node that hosts the
+controller a heartbeat is a plain call. A heartbeat that fails is only logged: the next one comes
 soon, and the lease outlasts several.
 
-A node none of whose beats was taken for a whole lease is cut off: by now others may lead what it
-leads. It is told so by `on_cut_off`, and again when a beat is taken.
+A node is cut off when the controller has accepted none of its heartbeats for a whole lease: by now
+other nodes may lead its partitions. `on_cut_off` reports that, and again when a heartbeat is
+accepted.
 """
 
 import asyncio
@@ -41,26 +42,26 @@ from raftq.cluster.metadata.waiting import wait_for_event
 logger = logging.getLogger(__name__)
 
 BEAT_S_MAX = 1.0
-"""A beat that takes longer, with connecting, has failed."""
+"""A heartbeat that takes longer, with connecting, has failed."""
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 2.0
 ASK_S_MAX = 1.0
-"""A holder of the id that answers later than this does not answer."""
+"""A holder of the id that answers later than this counts as not answering."""
 HOLDER_S = 0.25
 LEASES_MAX = 10
-"""For how many leases to wait until a holder that does not answer has lost its own."""
+"""How many leases to wait until a holder that does not answer has lost its own."""
 
 
 Claim = Callable[[RegisterNode, NodeIdTaken], Awaitable[RegisterNode]]
 
 
 class HeartbeatTaker(Protocol):
-    """The controller in this process, which is in control or not."""
+    """The controller in this process, whether it is in control or not."""
 
     def heartbeat(self, node_id: int, incarnation: int) -> HeartbeatReply: ...
 
 
 class Membership:
-    """See the module's docstring. `registration` says who this node is, and what it lost."""
+    """The membership of this node. `registration` says who it is and what it lost."""
 
     def __init__(  # noqa: PLR0913 - one thing from each part of a node
         self,
@@ -79,7 +80,7 @@ class Membership:
         self._lease_s = lease_ms / 1000
         self._on_cut_off = on_cut_off
         self._cut_off = False
-        self._silence: asyncio.TimerHandle | None = None
+        self._cut_off_timer: asyncio.TimerHandle | None = None
         self._metadata = metadata
         self._registration = registration
         self._period = heartbeat_ms / 1000
@@ -94,27 +95,27 @@ class Membership:
         self._scope: asyncio.Timeout | None = None
         self._claim_ends_at: float | None = None
         self.beats = 0
-        """Beats that the controller has taken."""
+        """The heartbeats that the controller has accepted."""
         self.heard = asyncio.Event()
-        """Set while the controller takes them."""
+        """Set while the controller accepts heartbeats."""
 
     async def start(self) -> None:
-        """Return when this node is registered and its beats go out; raise when it is refused."""
+        """Register this node and begin its heartbeats. Raises when it is refused."""
         assert self._task is None, "the membership has been started"
         self._metadata.subscribe(self._on_changes)
         self._metadata.on_controller(self._on_controller)
-        await self._register(await self._asked_first(self._registration), self._claim)
+        await self._register(await self._ask_holder_first(self._registration), self._claim)
         # From now on this incarnation may be fenced, but it cannot lose anything.
         self._registration = replace(self._registration, lost="nothing")
-        self._was_heard(asyncio.get_running_loop().time())
+        self._accepted(asyncio.get_running_loop().time())
         self._task = asyncio.get_running_loop().create_task(self._run(), name="membership")
         self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
-        """No more beats, and no registration when this node is fenced."""
+        """Stop the heartbeats. The node does not register again when it is fenced."""
         self._stopping.set()
-        if self._silence is not None:
-            self._silence.cancel()
+        if self._cut_off_timer is not None:
+            self._cut_off_timer.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -123,7 +124,7 @@ class Membership:
     def _ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             if not isinstance(error, NodeIdTaken):
-                logger.critical("membership stops: %r", error, exc_info=error)
+                logger.critical("membership ends: %r", error, exc_info=error)
             if self._on_fatal is not None:
                 self._on_fatal(error)
 
@@ -156,8 +157,8 @@ class Membership:
                 return
         raise ConsensusStopped("this node stops")
 
-    async def _asked_first(self, registration: RegisterNode) -> RegisterNode:
-        """What would be refused first is asked first, as far as the holder is known here."""
+    async def _ask_holder_first(self, registration: RegisterNode) -> RegisterNode:
+        """Ask the known holder of the id first, instead of being refused first."""
         node = self._metadata.state.nodes.get(registration.node_id)
         if node is None or not node.alive or node.incarnation != registration.before:
             return registration
@@ -174,12 +175,11 @@ class Membership:
         return replace(registration, silent=node.incarnation)
 
     async def _claim(self, registration: RegisterNode, error: NodeIdTaken) -> RegisterNode:
-        """The registration to try next, now that another process holds the id; raises the error
-        when that one is there.
+        """Return the registration to try next, now that another process holds the id.
 
-        One that does not answer is gone for all that can be seen from here. If its directory is
-        here, this process follows it at once. If not, it may be cut off only: then its lease has to
-        be over first, and nobody waits for that for ever.
+        Raises the error when that process answers. A process that does not answer looks gone from
+        here. If its directory is here, this process follows it at once. If not, it may only be cut
+        off: then its lease has to end first, and the wait for that is bounded.
         """
         holder = error.details
         if await self._answers(holder):
@@ -209,7 +209,7 @@ class Membership:
         return registration
 
     async def _answers(self, holder: Mapping[str, Detail]) -> bool:
-        """Whether the process that is registered so is there."""
+        """Report whether the registered process answers."""
         host, port = holder.get("host"), holder.get("port")
         if not isinstance(host, str) or not isinstance(port, int):
             return False
@@ -227,12 +227,12 @@ class Membership:
         return known == (reply.node_id, reply.incarnation)
 
     async def _register_again(self) -> None:
-        """The state says that this node is not a member, or that another process is it."""
+        """Handle a state in which this node is not a member, or another process is this node."""
         me = self._registration
         node = self._metadata.state.nodes.get(me.node_id)
         if node is not None and node.incarnation != me.incarnation:
-            # Two processes that take the id from each other would never come to rest, and each
-            # time what the other one has is given up.
+            # Two processes that take the id from each other would never stop, and each time the
+            # data of the other is given up.
             raise self._replaced(node.host, node.port)
         logger.warning("node=%d was fenced: it registers again", me.node_id)
         try:
@@ -260,10 +260,10 @@ class Membership:
     def _on_controller(self, controller: int | None, term: int) -> None:
         self._changed.set()
         if self._scope is not None and not self._scope.expired():
-            # What is under way goes to the one before.
+            # The heartbeat under way goes to the controller before.
             self._scope.reschedule(asyncio.get_running_loop().time())
 
-    # Beating.
+    # Heartbeats.
 
     async def _run(self) -> None:
         try:
@@ -295,22 +295,22 @@ class Membership:
         if reply.controls:
             self.beats += 1
             self.heard.set()
-            self._was_heard(began)
+            self._accepted(began)
         else:
             self.heard.clear()
 
-    def _was_heard(self, at: float) -> None:
-        """A beat was taken that began at this time, which the lease is counted from at the latest
-        when the controller counts."""
-        if self._silence is not None:
-            self._silence.cancel()
+    def _accepted(self, at: float) -> None:
+        """Note an accepted heartbeat. The lease counts at the latest from `at`, when it was
+        sent."""
+        if self._cut_off_timer is not None:
+            self._cut_off_timer.cancel()
         loop = asyncio.get_running_loop()
-        self._silence = loop.call_at(at + self._lease_s, self._was_not_heard)
+        self._cut_off_timer = loop.call_at(at + self._lease_s, self._cut_off_now)
         if self._cut_off:
             self._cut_off = False
             self._on_cut_off(False)
 
-    def _was_not_heard(self) -> None:
+    def _cut_off_now(self) -> None:
         logger.warning("node=%d is cut off from the controller", self._registration.node_id)
         self._cut_off = True
         self._on_cut_off(True)

@@ -1,4 +1,4 @@
-"""What the controller should do next about leaders and replicas, read off the state. (Core.)"""
+"""The next changes of leaders and replicas that the state calls for. (Core.)"""
 
 from collections.abc import Container
 
@@ -10,8 +10,8 @@ from raftq.cluster.metadata.state import ClusterState, PartitionState
 def unbalanced(
     state: ClusterState, ready: Container[int], count_max: int
 ) -> dict[tuple[int, int], int]:
-    """Partitions (topic id, number) that a ready node should lead and could, but does not; and
-    which node that is."""
+    """Return partitions (topic id, number) that a ready node should lead and could, but does
+    not, and that node."""
     found: dict[tuple[int, int], int] = {}
     for topic, number, partition in state.all_partitions():
         preferred = partition.replicas[0]
@@ -27,9 +27,10 @@ def unbalanced(
 def next_move(
     state: ClusterState, moves_max: int, lost: Container[int]
 ) -> tuple[MoveReplicas, str] | None:
-    """The next move away from a decommissioning node, and why; None when there is none to make.
+    """Return the next move away from a decommissioning node, and why, or None.
 
-    `lost` nodes are down for so long that a move to them is planned anew and no longer counts.
+    `lost` nodes have been down for so long that a move to them is planned again and no longer
+    counts.
     """
     if not any(node.decommissioning for node in state.nodes.values()):
         return None
@@ -55,11 +56,11 @@ def next_move(
     for name, number, partition, leaving in [row for row in waiting if row[2].recovery is None]:
         replicas = load.replacement(partition, leaving)
         if replicas is not None:
-            reason = f"node {leaving} is to hold nothing"
+            reason = f"node {leaving} is being decommissioned"
             return MoveReplicas(name, number, replicas), reason
     return None
 
 
 def _leaves(state: ClusterState, partition: PartitionState) -> bool:
-    """Whether the move under way takes a replica off a decommissioning node."""
+    """Report whether the move under way takes a replica off a decommissioning node."""
     return any(state.nodes[node].decommissioning for node in partition.removing)

@@ -1,11 +1,11 @@
-"""Applying commands to the cluster's state. (Core.)
+"""Applies commands to the state of the cluster. (Core.)
 
 `apply` is deterministic: the same commands in the same order give the same state, results and
-changes everywhere, and `dump` of it the same bytes. A command that is refused raises a RaftqError
-and has changed nothing; anything else raised would be a broken invariant and stops the replica.
+changes everywhere, and `dump` gives the same bytes. A command that is refused raises a RaftqError
+and has changed nothing. Any other exception is a broken invariant and stops the replica.
 
-Elections happen in here, as part of the command that makes them necessary: there is no moment at
-which the state names a leader that is not alive or not in sync.
+Elections are part of the command that makes them necessary: the state never names a leader that is
+not alive or not in sync.
 """
 
 from collections.abc import Callable
@@ -94,7 +94,8 @@ _handlers: dict[type[Command], Callable[[ClusterState, Any], tuple[object, list[
 
 
 def apply(state: ClusterState, command: Command, index: int) -> tuple[Any, list[Change]]:
-    """The result (see commands.py) and what changed. RaftqError: refused, nothing changed."""
+    """Apply the command, and return its result (see commands.py) and what changed. A RaftqError
+    means that it was refused and nothing changed."""
     before, state.index = state.index, index
     try:
         return _handlers[type(command)](state, command)

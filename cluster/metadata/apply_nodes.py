@@ -3,12 +3,12 @@
     unknown --RegisterNode--> alive --FenceNode--> fenced --RegisterNode--> alive
     fenced, without replicas --RemoveNode--> unknown
 
-A fenced node leads nothing and stays in every isr that it is in: it has all that was acknowledged,
-and its leaders take it out when they need to. A drain ends with the process; a decommission does
-not. Each function refuses, by raising a RaftqError, before it changes anything.
+A fenced node leads nothing and stays in every isr that it is in: it has everything that was
+acknowledged, and the leaders take it out when they need to. A drain ends with the process, a
+decommission does not. Each function refuses, by raising a RaftqError, before it changes anything.
 
-The id of a node that is alive belongs to its process. Another one gets it only as its successor: it
-has the directory, and found that nobody answers as the one before.
+The id of a node that is alive belongs to its process. Another process gets the id only as its
+successor: it has the directory, and has found that the process before does not answer.
 """
 
 from dataclasses import replace
@@ -60,7 +60,7 @@ def register_node(state: ClusterState, command: RegisterNode) -> Answer:
         return None, [NodeChanged(node_id), *elect_all(state, node_id)]
     lost = command.lost
     if lost != "everything" and command.before not in (None, old.incarnation):
-        lost = "past"  # its directory is older than what was last known of it
+        lost = "past"  # its directory is older than its last registration
     wrote_since = old.unsynced_since
 
     def edit(topic: TopicState, partition: PartitionState) -> PartitionState:
@@ -68,7 +68,7 @@ def register_node(state: ClusterState, command: RegisterNode) -> Answer:
         after = after_loss(after, node_id, _lost_of(topic, lost, wrote_since))
         if partition.leader != node_id:
             return after
-        # Nobody leads: the epoch was that of the process that is gone.
+        # No node leads now: the epoch belonged to the process that is gone.
         return with_copies(after, after.replicas, after.isr, None, after.target)
 
     return None, [NodeChanged(node_id), *elect_all(state, node_id, edit)]
@@ -84,8 +84,8 @@ def _check_successor(holder: NodeState, command: RegisterNode) -> None:
 
 
 def _unsynced_since(state: ClusterState, old: NodeState | None, command: RegisterNode) -> int:
-    """See NodeState. What a process left to the kernel is as it was for the next one; what is still
-    there after the machine went down was on the disk."""
+    """Return `unsynced_since` of NodeState. The next process finds what the last one left to the
+    kernel; after the machine went down, what is still there was on the disk."""
     if old is not None and old.incarnation == command.incarnation:
         return old.unsynced_since
     if old is None or command.synced or command.lost in ("tail", "everything"):
@@ -94,8 +94,8 @@ def _unsynced_since(state: ClusterState, old: NodeState | None, command: Registe
 
 
 def _lost_of(topic: TopicState, lost: Lost, wrote_since: int) -> Lost:
-    """What of a topic's logs was lost. Nothing is acknowledged before it is synced with fsync
-    `always`; but it must have been so for as long as there was something to be synced."""
+    """Return what the logs of a topic have lost. With fsync `always` nothing is acknowledged
+    before it is synced, but the setting must be older than anything that needed a sync."""
     synced_since = topic.synced_since
     if lost == "tail" and synced_since is not None and synced_since < wrote_since:
         return "nothing"
@@ -149,7 +149,7 @@ def _known(state: ClusterState, node_id: int) -> NodeState:
 
 
 def _check_writable(state: ClusterState, node_id: int) -> None:
-    """Refuse when partitions that can be written now could not be without the node."""
+    """Refuse when partitions that can be written now could not be written without the node."""
     for topic, number, partition in state.all_partitions():
         if node_id not in partition.isr or not state.nodes[node_id].alive:
             continue

@@ -1,4 +1,4 @@
-"""How commands about partitions that nobody can lead change the state. (Core.)
+"""How commands about partitions without a leader change the state. (Core.)
 
 Each function refuses, by raising a RaftqError, before it changes anything.
 """
@@ -20,7 +20,8 @@ Answer = tuple[object, list[Change]]
 
 
 def tell_ends(state: ClusterState, command: TellEnds) -> Answer:
-    """What is not asked any more, or was asked by another version, counts for nothing."""
+    """Store the reported ends. Rows that are no longer asked for, or for another version, are
+    ignored."""
     node_id = command.node_id
     if not state.is_alive(node_id, command.incarnation):
         raise FencedEpoch(f"node {node_id} is not alive as incarnation {command.incarnation}")

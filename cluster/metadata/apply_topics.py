@@ -222,11 +222,11 @@ def move_replicas(state: ClusterState, command: MoveReplicas) -> Answer:
     wanted = command.replicas
     _check_target(state, topic, old, wanted)
     if old.recovery is not None:
-        # A copy that the move would drop may be the longest there is.
+        # The move might drop the longest copy.
         raise InvalidArgument(waiting(topic, command.partition, old.recovery))
     if wanted == old.wanted:
         return old.target is None, []
-    # What an earlier move only began to add is of no use any more, unless it is in sync.
+    # Replicas that an earlier move only began to add are dropped, unless they are in sync.
     dropped = old.adding
     kept = [node for node in old.replicas if node in wanted or node not in dropped]
     replicas = (*kept, *(node for node in wanted if node not in kept))
@@ -326,7 +326,7 @@ def _check_target(
 
 
 def _created(state: ClusterState, partitions: int, replication: int) -> list[PartitionState]:
-    """New partitions: empty, so whoever is alive is in sync."""
+    """Make new partitions. They are empty, so every live replica is in sync."""
     nodes = state.nodes
     created = []
     for replicas in place(state, partitions, replication):

@@ -1,7 +1,7 @@
 """What a command changed, for those who react to it. (Pure.)
 
-A change names an entry of the state, and the entry itself says how it is now: several changes may
-be handled together, and handling one twice does no harm.
+A change names an entry of the state, and the entry itself shows its present value. So several
+changes may be handled together, and a change may be handled twice.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class NodeChanged:
 
 @dataclass(frozen=True, slots=True)
 class TopicChanged:
-    """The topic was created, altered, got more partitions or became a queue; look at all of it."""
+    """The topic was created, altered, got more partitions or became a queue: look at all of it."""
 
     name: str
     topic_id: int
@@ -50,7 +50,7 @@ Change = NodeChanged | TopicChanged | TopicDeleted | PartitionChanged | LeaderRe
 
 
 def differences(old: ClusterState, new: ClusterState) -> list[Change]:
-    """The changes from one state to another, whatever led there (after a restored dump)."""
+    """Return the changes from one state to another, whatever led there (after a restored dump)."""
     found: list[Change] = [
         NodeChanged(node_id)
         for node_id in sorted({*old.nodes, *new.nodes})

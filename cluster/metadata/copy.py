@@ -1,11 +1,12 @@
 """The event loop's copy of the metadata, and those who wait for its changes. (Shell.)
 
-What both a voter and an observer hold: the state, the index up to which it is complete, the last
-few thousand commands for watchers that are a little behind, and the subscribers.
+Both a voter and an observer hold it: the state, the index up to which it is complete, the last few
+thousand commands for watchers that are a little behind, and the subscribers.
 
-Commands are applied at once when they are told; the subscribers hear of them a moment later, all
-that came together in one call, and before anyone who waits for an index or for the answer to a
-proposal goes on: what they do is scheduled first. Invariant: `index` never goes back.
+Commands are applied as soon as they arrive. The subscribers are called a moment later, once for
+everything that came together. They are called before anyone who waits for an index or for the
+answer to a proposal goes on, because their call is scheduled first. Invariant: `index` never goes
+back.
 """
 
 import asyncio
@@ -23,11 +24,11 @@ logger = logging.getLogger(__name__)
 KEPT_MAX = 4096
 KEPT_BYTES_MAX = 8 * 1024 * 1024
 WATCHED_BYTES_MAX = 1024 * 1024
-"""Commands in one answer to a watcher; a single larger one goes alone."""
+"""The bytes of commands in one answer to a watcher; a single larger one goes alone."""
 
 
 class MetadataCopy:
-    """See the module's docstring. Made on the event loop that it belongs to."""
+    """A copy of the metadata. Made on the event loop that it belongs to."""
 
     def __init__(self, cluster_id: str) -> None:
         self.state = ClusterState(cluster_id)
@@ -44,7 +45,7 @@ class MetadataCopy:
         self._subscribers: list[Subscriber] = []
         self._controller_subscribers: list[ControllerSubscriber] = []
 
-    # What is told.
+    # Input.
 
     def subscribe(self, callback: Subscriber) -> None:
         self._subscribers.append(callback)
@@ -53,10 +54,10 @@ class MetadataCopy:
         self._controller_subscribers.append(callback)
 
     def applied(self, index: int, command: bytes | None) -> None:
-        """Up to `index` everything is here with this command; None: it left no trace."""
+        """Apply this command (None: it left no trace). Everything up to `index` is here then."""
         assert index > self.index, f"command {index} after {self.index}"
         if command is not None:
-            # It was applied before it was told, so a refusal means that the copies differ.
+            # It was applied before it was handed over, so a refusal means that the copies differ.
             _, changes = apply(self.state, decode_command(command), index)
             self._changes += changes
             self._keep(index, command)
@@ -64,7 +65,7 @@ class MetadataCopy:
         self._schedule()
 
     def reached(self, index: int) -> None:
-        """Nothing but what left no trace lies between the last command and `index`."""
+        """Move on to `index`: only commands that left no trace lie in between."""
         if index > self.index:
             self.applied(index, None)
 
@@ -111,7 +112,7 @@ class MetadataCopy:
             if not waiter.done():
                 waiter.set_result(None)
 
-    # Those who wait.
+    # Waiting.
 
     async def moved(self) -> None:
         """Return when the index or the controller has changed."""
@@ -123,12 +124,12 @@ class MetadataCopy:
             self._waiters.pop(waiter, None)
 
     async def has_reached(self, index: int) -> None:
-        """Return when everything up to `index` is here and its subscribers have heard of it."""
+        """Return when everything up to `index` is here and its subscribers were called."""
         while self.index < index or self._flushing:
             await self.moved()
 
     async def watch(self, index: int | None, wait_s: float) -> Watched:
-        """See MetadataLog. Also answers when the controller changes."""
+        """As `MetadataLog.watch`. It also answers when the controller changes."""
         if index is not None and index >= self.index:
             if wait_s <= 0:
                 return Watched(index)
@@ -157,7 +158,7 @@ class MetadataCopy:
 
 
 def _guarded(callback: Callable[..., None], *args: object) -> None:
-    """Whoever listens is at fault; the copy and the other listeners must not suffer for it."""
+    """Log the error of a subscriber: the copy and the other subscribers must not suffer for it."""
     try:
         callback(*args)
     except Exception:

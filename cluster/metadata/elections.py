@@ -1,8 +1,8 @@
 """Who leads a partition, and when a move of its replicas is finished. (Core.)
 
-Called inside the application of commands, so all replicas of the metadata elect the same leader.
-Any member of the isr has everything that was acknowledged; nobody else is ever elected. When none
-is left, recovery.py says who is the isr then.
+It is called while a command is applied, so all replicas of the metadata elect the same leader. Any
+member of the isr has everything that was acknowledged, and no other node is ever elected. When no
+member is left, recovery.py decides which copy is the isr then.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,8 @@ Nodes = Mapping[int, NodeState]
 
 
 def electable(replicas: tuple[int, ...], isr: tuple[int, ...], nodes: Nodes) -> list[int]:
-    """Who may lead, the best first: not draining, then in the order of the replicas."""
+    """Return the nodes that may lead, the best first: not draining, then in the order of
+    replicas."""
     found = [node for node in replicas if node in isr and nodes[node].alive]
     if len(found) > 1:
         found.sort(key=lambda node: nodes[node].draining)
@@ -29,7 +30,7 @@ def with_copies(
     leader: int | None,
     target: tuple[int, ...] | None,
 ) -> PartitionState:
-    """`one` with these; like `replace`, which takes five times as long."""
+    """Return `partition` with these values; like `replace`, which takes five times as long."""
     assignments = assigned(partition, replicas, partition.version + 1)
     return PartitionState(
         replicas,
@@ -44,7 +45,7 @@ def with_copies(
 
 
 def assigned(partition: PartitionState, replicas: tuple[int, ...], version: int) -> tuple[int, ...]:
-    """The assignments of these replicas, if those that are new become replicas at that version."""
+    """Return the assignments of these replicas. New replicas get `version`."""
     if replicas == partition.replicas:
         return partition.assignments
     known = dict(zip(partition.replicas, partition.assignments, strict=True))
@@ -52,16 +53,16 @@ def assigned(partition: PartitionState, replicas: tuple[int, ...], version: int)
 
 
 def elected(before: PartitionState, after: PartitionState, nodes: Nodes) -> PartitionState:
-    """`after` with its move finished if it can be, a leader, and the next epoch and version.
+    """Return `after` with its move finished if possible, a leader, and the next epoch and version.
 
-    `after` is `before` with other replicas, isr or target; its leader set to None asks for an
-    election although the node that led could go on, because its process is another one.
+    `after` is `before` with other replicas, isr or target. Its leader is None to force an election
+    although the old leader could go on, because its process is another one.
     """
     replicas, isr, leader, target = after.replicas, after.isr, after.leader, after.target
     if after is before and target is None and leader is not None:
         node = nodes[leader]
         if node.alive and not node.draining:
-            return before  # as it is nearly always
+            return before  # the usual case
     if after.recovery is not None:
         isr = isr_of(after, nodes)
     if (
@@ -69,8 +70,8 @@ def elected(before: PartitionState, after: PartitionState, nodes: Nodes) -> Part
         and all(node in isr for node in target)
         and any(nodes[node].alive for node in target)
     ):
-        # All of the target are in sync, so the isr can become exactly the target; but not while
-        # that would leave nobody to lead.
+        # All of the target are in sync, so the isr can become exactly the target, but not while
+        # that would leave no node to lead.
         replicas, isr, target = target, target, None
     candidates = electable(replicas, isr, nodes)
     if leader not in candidates or (
@@ -125,7 +126,7 @@ def with_partitions(topic: TopicState, partitions: list[PartitionState]) -> Topi
 def store_partition(
     state: ClusterState, topic: TopicState, number: int, after: PartitionState
 ) -> list[Change]:
-    """Store one partition; nothing happens when it is the same."""
+    """Store one partition. Does nothing when it is the same."""
     if after is topic.partitions[number]:
         return []
     edited = list(topic.partitions)

@@ -10,7 +10,8 @@ from raftq.cluster.metadata.state import ClusterState, NodeState, TopicState
 def metadata_info(
     state: ClusterState, topics: Iterable[str] | None
 ) -> tuple[tuple[NodeInfo, ...], tuple[TopicInfo, ...]]:
-    """All nodes, and the topics asked for (None: all); one that is not there says so."""
+    """Return all nodes, and the topics asked for (None: all). A missing topic is reported as
+    such."""
     nodes = tuple(node_info(state.nodes[node_id]) for node_id in sorted(state.nodes))
     names = list(state.topics) if topics is None else list(dict.fromkeys(topics))
     return nodes, tuple(topic_info(state, name) for name in names)
@@ -31,7 +32,7 @@ def node_info(node: NodeState) -> NodeInfo:
 
 
 def topic_info(state: ClusterState, name: str) -> TopicInfo:
-    """Made once per entry: an entry never changes, so its structure is kept beside it."""
+    """Return the structure of a topic. It is made once per entry, because entries never change."""
     topic = state.topics.get(name)
     if topic is None:
         return TopicInfo(name, error=UnknownTopic.code)

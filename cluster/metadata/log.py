@@ -1,12 +1,12 @@
-"""What everything in a node knows of the replicated metadata, and how it changes it. (Pure.)
+"""How the parts of a node read and change the replicated metadata. (Pure.)
 
 `MetadataLog` has three implementations: `VoterMetadata` on the consensus of this process,
-`ObserverMetadata` for nodes that are no voters, and the simulator's. All of them hold the event
-loop's copy of the state, which changes only between callbacks: who looks at it, decides and acts
-without an await in between sees one consistent state.
+`ObserverMetadata` for nodes that are not voters, and that of the simulator. All of them hold the
+event loop's copy of the state, which changes only between callbacks: code that reads it, decides
+and acts without an await in between sees one consistent state.
 
-The copy may be behind what the cluster has decided. What must be current goes through `propose`,
-which returns when the copy here has the change.
+The copy may be behind what the cluster has decided. Code that needs the current state calls
+`propose`, which returns when the copy here has the change.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,28 +19,28 @@ from raftq.cluster.metadata.state import ClusterState
 
 Subscriber = Callable[[Sequence[Change]], None]
 ControllerSubscriber = Callable[[int | None, int], None]
-"""Called with the controller's node id (None: nobody known) and the term."""
+"""Called with the node id of the controller (None: not known) and the term."""
 
 PROPOSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What was applied after an index: the commands in order, or (`dump`) the whole state."""
+    """What was applied after an index: the commands in order, or the whole state (`dump`)."""
 
     index: int
-    """Everything up to here is covered, also by what left no trace."""
+    """Everything up to this index is covered, also commands that left no trace."""
     commands: tuple[tuple[int, bytes], ...] = ()
-    """(index, encoded command) each."""
+    """(index, encoded command) of each."""
     dump: bytes | None = None
 
 
 class MetadataLog(Protocol):
-    """See the module's docstring. Belongs to one event loop."""
+    """The replicated metadata, on one event loop."""
 
     @property
     def state(self) -> ClusterState:
-        """This loop's copy. Not to be kept across an await: a restored dump replaces it."""
+        """The copy of this loop. Do not keep it across an await: a restored dump replaces it."""
 
     @property
     def index(self) -> int:
@@ -52,7 +52,7 @@ class MetadataLog(Protocol):
 
     @property
     def is_controller(self) -> bool:
-        """Whether that is this node. May be out of date: what a controller does is proposed."""
+        """Whether this node is the controller. May be out of date: a controller only proposes."""
 
     @property
     def term(self) -> int: ...
@@ -61,27 +61,28 @@ class MetadataLog(Protocol):
     def voters(self) -> tuple[int, ...]: ...
 
     def subscribe(self, callback: Subscriber) -> None:
-        """Call it on the loop after each applied batch; for a restored dump the changes cover
-        everything there is and was."""
+        """Call `callback` on the loop after each applied batch. For a restored dump the changes
+        cover everything there is and was."""
 
     def on_controller(self, callback: ControllerSubscriber) -> None:
-        """Call it on the loop when `controller` or `term` has changed."""
+        """Call `callback` on the loop when `controller` or `term` has changed."""
 
     def new_command_id(self) -> bytes:
-        """A name for one command, to propose it again with after an unknown outcome."""
+        """Make an id for one command, to propose it again with after an unknown outcome."""
 
     async def propose(
         self, command: Command, timeout_s: float = PROPOSE_S, command_id: bytes | None = None
     ) -> Any:
-        """The result of the command, which is then in `state`. Raises what it was refused with.
+        """Return the result of the command, which is then in `state`. Raises the error of a
+        refusal.
 
-        Tries again inside, with the same command id, while there is no leader, too much at once or
-        no known outcome; the last of these errors is raised when the time is over.
+        Retries inside, with the same command id, while there is no leader, too much load or no
+        known outcome. When the time is over, it raises the last of these errors.
         """
 
     async def watch(self, index: int | None, wait_s: float) -> Watched:
-        """What was applied after `index` (None: all of it, as a dump), waiting for something if
-        there is nothing; after `wait_s` the answer is empty."""
+        """Return what was applied after `index` (None: all of it, as a dump). Waits for
+        something up to `wait_s`; then the answer is empty."""
 
     def abdicate(self) -> None:
         """Stop to be the controller, if this node is, and let another be it for a while."""

@@ -1,15 +1,15 @@
-"""The metadata of a node that is no voter: it asks one that is. (Shell.)
+"""The metadata of a node that is not a voter: it asks a voter. (Shell.)
 
     looking ──a voter answers──> watching ──it fails or is too slow──> looking, at the next address
 
-One kept connection carries a WatchMetadata that the voter answers when something was decided, and
-the proposals of this node. A proposal has its command id before it is sent for the first time, so
-that it can be sent again, to any voter, whatever became of the try before.
+One kept connection carries a WatchMetadata request, which the voter answers when something was
+decided, and the proposals of this node. A proposal gets its command id before it is first sent, so
+it can be sent again, to any voter, whatever became of the try before.
 
-Addresses come from the settings and, once there is a state, from the voters in it. What a voter
-says is applied to the same copy that voters hold; a contradiction is answered by asking anew for
-the whole state, never by going back. Settings that name other voters than the cluster has end the
-node; settings that name none leave it to learn them.
+Addresses come from the settings and, once there is a state, from its voters. The answers of a voter
+are applied to the same kind of copy that voters hold. After a contradiction the observer asks for
+the whole state again, and never goes back. Settings that name other voters than the cluster has end
+the node. With settings that name none, the node learns them.
 """
 
 import asyncio
@@ -47,11 +47,11 @@ from raftq.cluster.raft.voters_file import NOT_YET, shown
 logger = logging.getLogger(__name__)
 
 WAIT_MS = 2_000
-"""How long a voter may hold a watch; a voter that hangs is noticed after this and `GRACE_S`."""
+"""How long a voter may hold a watch. A voter that hangs is noticed after this and `GRACE_S`."""
 GRACE_S = 1.0
 CONNECT_MS = 1_000
 TRY_S = 2.0
-"""One try of a proposal; afterwards it is sent again, perhaps to another voter."""
+"""The time of one try of a proposal. Then it is sent again, perhaps to another voter."""
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
 
 _TRY_ELSEWHERE = (TransportError, NodeStopping, ConsensusStopped)
@@ -59,7 +59,7 @@ _TRY_AGAIN = (*_TRY_ELSEWHERE, NoLeader, OutcomeUnknown, Throttled)
 
 
 class ObserverMetadata:
-    """A MetadataLog. `seeds` are native addresses, "host:port", of voters.
+    """A MetadataLog of a node that is not a voter. `seeds` are native addresses of voters.
 
     `on_fatal` is called when the copy can no longer be trusted: the process should end.
     """
@@ -89,7 +89,7 @@ class ObserverMetadata:
         self._address_of = address_of
         self._tried = 0
         self._whole = True
-        """Whether to ask for the whole state."""
+        """Whether to request the whole state."""
         self._refused: ConfigError | None = None
         """Why this node does not belong to the cluster."""
         self._scope: asyncio.Timeout | None = None
@@ -129,7 +129,7 @@ class ObserverMetadata:
         return make_command_id(self._rng.randbytes(ID_BYTES), self.index)
 
     async def start(self) -> None:
-        """Begin to look for a voter; the first proposal waits until one was found."""
+        """Begin to look for a voter. The first proposal waits until one is found."""
         assert self._task is None, "the observer has been started"
         if not self._seeds:
             raise ConfigError("a node that is no voter needs the addresses of voters (seeds)")
@@ -151,7 +151,7 @@ class ObserverMetadata:
                 self._on_fatal(error)
 
     def abdicate(self) -> None:
-        """It never is the controller."""
+        """False: an observer is never the controller."""
 
     async def watch(self, index: int | None, wait_s: float) -> Watched:
         return await self._copy.watch(index, wait_s)
@@ -176,7 +176,8 @@ class ObserverMetadata:
                 await wait_for_event(self._stopping, min(RETRY_S_MIN, left))
                 continue
             except RequestError as refusal:
-                # What it was refused for is known here, too, when the caller hears of it.
+                # The state that caused the refusal is known here, too, when the caller gets the
+                # error.
                 await self._wait_until(_taken_index(refusal), deadline)
                 raise
             await self._wait_until(index, deadline)
@@ -191,7 +192,7 @@ class ObserverMetadata:
         connection = self._connection
         message = Propose(encoded, name, max(1, int(seconds * 1000)))
         try:
-            # The voter's own answer says more than a timeout here, so it gets a little longer.
+            # The answer of the voter says more than a timeout here, so it gets a little more time.
             reply = await connection.request(message, timeout_s=seconds + RETRY_S_MIN)
         except _TRY_ELSEWHERE:
             if connection is self._connection:
@@ -244,7 +245,7 @@ class ObserverMetadata:
         return list(dict.fromkeys([*known, *self._seeds]))
 
     async def _follow(self) -> None:
-        """Take what the voter tells until it fails."""
+        """Apply what the voter sends until it fails."""
         connection = self._connection
         assert connection is not None
         while True:
@@ -270,8 +271,11 @@ class ObserverMetadata:
             self._connected.set()
 
     def _check_voters(self, message: WatchMetadataReply) -> None:
-        """One that has a leader is of the same set as a majority, so it knows the voters; one that
-        has none may be new and wrong itself."""
+        """Check the voters that this voter names.
+
+        A voter with a leader agrees with a majority, so it knows the voters. A voter without one
+        may be new and wrong itself.
+        """
         if message.controller is None or self._voters == message.voters:
             return
         if self._voters:
@@ -285,7 +289,7 @@ class ObserverMetadata:
     def _take(self, reply: Reply[WatchMetadataReply]) -> None:
         message = reply.message
         if message.dump:
-            # A voter may be behind what another has told already; the copy never goes back.
+            # A voter may be behind what another one has sent already. The copy never goes back.
             if message.index >= self.index:
                 self._copy.restored(message.index, bytes(reply.raw))
         else:
@@ -296,7 +300,7 @@ class ObserverMetadata:
         self._copy.set_controller(message.controller, message.term)
 
     def _leave(self) -> None:
-        """Give the voter up: the task that follows it looks for another."""
+        """Give up this voter: the task that follows it looks for another."""
         self._connected.clear()
         if self._scope is not None and not self._scope.expired():
             self._scope.reschedule(asyncio.get_running_loop().time())
@@ -310,8 +314,8 @@ class ObserverMetadata:
 
 
 def _taken_index(refusal: RequestError) -> int:
-    """Up to where the metadata reached when the voter told of it; taken from the details, because
-    it means nothing to anybody else."""
+    """Return the index that the metadata had when the voter answered. It is taken out of the
+    details, because it has no meaning elsewhere."""
     details = dict(refusal.details)
     index = details.pop("metadata_index", 0)
     refusal.with_details(**details)

@@ -1,11 +1,11 @@
 """Which nodes hold the replicas of a partition. (Core.)
 
 Copies of one partition go to different racks (hosts, where no rack is given) as far as there are
-enough; among equals to the nodes with the least; first replicas, which are the preferred leaders,
-are spread evenly, and so are the followers of one leader, which share its work when it is gone.
-Nodes that drain or are down are taken only when there are not enough others.
+enough. Among equal choices, the nodes with the fewest replicas get them. First replicas, which are
+the preferred leaders, are spread evenly. So are the followers of one leader, which share its work
+when it is gone. Nodes that drain or are down are chosen only when there are not enough others.
 
-The result depends on nothing but the state and is the same on every replica of the metadata.
+The result depends only on the state and is the same on every replica of the metadata.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from raftq.cluster.metadata.state import ClusterState, NodeState, PartitionState
 
 
 class Load:
-    """What the nodes hold, counted once and kept up to date while partitions are placed."""
+    """What the nodes hold, counted once and updated while partitions are placed."""
 
     __slots__ = ("_nodes", "_pairs", "leaders", "replicas")
 
@@ -35,7 +35,7 @@ class Load:
             self._pairs[pair] = self._pairs.get(pair, 0) + 1
 
     def place(self, replication: int) -> tuple[int, ...]:
-        """The replicas of a new partition, which is counted from then on."""
+        """Return the replicas of a new partition, which counts from then on."""
         first = min(
             self._nodes,
             key=lambda node: (
@@ -55,7 +55,8 @@ class Load:
     def replacement(
         self, partition: PartitionState, leaving: int, unwanted: Iterable[int] = ()
     ) -> tuple[int, ...] | None:
-        """The replicas with another node in the place of one; None when no node is fit for it."""
+        """Return the replicas with another node in place of `leaving`, or None when no node
+        fits."""
         by_id = {node.node_id: node for node in self._nodes}
         wanted = partition.wanted
         banned = {*wanted, *unwanted}
@@ -70,7 +71,7 @@ class Load:
         return found
 
     def _next(self, chosen: list[NodeState], among: list[NodeState]) -> NodeState:
-        """The best further replica for a partition that has these."""
+        """Return the best further replica for a partition that has these."""
         places: dict[str, int] = {}
         for node in chosen:
             places[node.place] = places.get(node.place, 0) + 1
@@ -89,7 +90,7 @@ class Load:
 
 
 def _reluctance(node: NodeState) -> int:
-    """0 for a node that should get replicas, more for those that should not."""
+    """Return 0 for a node that should get replicas, more for one that should not."""
     if node.decommissioning:
         return 3
     if not node.alive:
@@ -98,7 +99,7 @@ def _reluctance(node: NodeState) -> int:
 
 
 def place(state: ClusterState, partitions: int, replication: int) -> list[tuple[int, ...]]:
-    """Replicas for so many new partitions; there must be at least `replication` nodes."""
+    """Return replicas for that many new partitions. There must be at least `replication` nodes."""
     assert 0 < replication <= len(state.nodes), (replication, len(state.nodes))
     load = Load(state)
     return [load.place(replication) for _ in range(partitions)]

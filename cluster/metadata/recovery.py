@@ -1,16 +1,17 @@
-"""Partitions of which nobody is known to have everything, and who leads them then. (Core.)
+"""Partitions without a copy that is known to have everything, and who leads them. (Core.)
 
-    in sync ──the last member of the isr lost what it had──> asked: all other copies
-    in sync, none alive ──Recover, an operator's decision──> asked: the copies that are alive
-    asked ──each node tells (last epoch, end offset) of its logs──> the longest alone is in sync
-    asked ──a member of the isr is back, with what it had──> it leads
+    in sync ──the last member of the isr lost its data──> ask all other copies
+    in sync, none alive ──Recover, an operator's decision──> ask the copies that are alive
+    asked ──each node reports (last epoch, end offset) of its logs──> the longest alone is in sync
+    asked ──a member of the isr is back, with its data──> it leads
 
 A copy that is longer in a later epoch has more of what was acknowledged than any other: an epoch
-has one leader, and its log has all that is left of the epochs before. Those that are not alive are
-waited for, because theirs may be the longest; only an operator can decide to go on without them.
+has one leader, and its log has everything that is left of the epochs before. Recovery waits for
+copies that are not alive, because one of them may be the longest. Only an operator can decide to go
+on without them.
 
-A node tells of logs that nobody writes to: it follows no one, because nobody leads. So a telling is
-good for as long as its process is registered and alive, and gone when it is not.
+Nobody writes to the reported logs: without a leader, nobody follows. So a report is valid while its
+process is registered and alive, and is dropped when it is not.
 """
 
 from collections.abc import Mapping
@@ -21,11 +22,11 @@ from raftq.cluster.metadata.state import NodeState, PartitionState, Recovery, To
 
 
 def after_loss(partition: PartitionState, node_id: int, lost: Lost) -> PartitionState:
-    """The partition after a process registered whose logs lost that much.
+    """Return the partition after a process registered whose logs have lost that much.
 
-    A loss costs a node its place where others are in sync. A tail costs the last one nothing: it is
-    a moment at most. When the last one lost more, the others may have more than it has, and an
-    empty log must not lead: all others would be cut to it.
+    A loss removes a node from the isr where others are in sync. A lost tail costs the last member
+    nothing: it is a moment at most. When the last member lost more, other copies may have more than
+    it has. An empty log must not lead: all others would be cut to it.
     """
     if lost == "everything":
         partition = _not_asked(partition, node_id)
@@ -49,7 +50,7 @@ def after_loss(partition: PartitionState, node_id: int, lost: Lost) -> Partition
 
 
 def _not_asked(partition: PartitionState, node_id: int) -> PartitionState:
-    """Nobody waits for a log that is known to be empty, unless there is no other."""
+    """Do not wait for a log that is known to be empty, unless there is no other."""
     recovery = partition.recovery
     if recovery is None:
         return partition
@@ -58,7 +59,7 @@ def _not_asked(partition: PartitionState, node_id: int) -> PartitionState:
 
 
 def untold(partition: PartitionState, node_id: int) -> PartitionState:
-    """The partition after the process that told, if it did, is gone."""
+    """Return the partition without the report of a process that is gone."""
     recovery = partition.recovery
     if recovery is None or all(node_id != known.node_id for known in recovery.told):
         return partition
@@ -67,7 +68,7 @@ def untold(partition: PartitionState, node_id: int) -> PartitionState:
 
 
 def isr_of(partition: PartitionState, nodes: Mapping[int, NodeState]) -> tuple[int, ...]:
-    """The isr of a partition in recovery: once all have told, the longest copy alone."""
+    """Return the isr of a partition in recovery: once all have reported, the longest copy alone."""
     recovery = partition.recovery
     assert recovery is not None
     if recovery.waits_for or any(nodes[node].alive for node in partition.isr):
@@ -85,7 +86,7 @@ def isr_of(partition: PartitionState, nodes: Mapping[int, NodeState]) -> tuple[i
 
 
 def waiting(topic: TopicState, number: int, recovery: Recovery) -> str:
-    """What the partition waits for, in words."""
+    """Describe in words what the partition waits for."""
     nodes = ", ".join(map(str, recovery.waits_for))
     return (
         f"{topic.name}/{number} has no leader: it waits for the ends of the copies on nodes {nodes}"

@@ -1,21 +1,21 @@
 """What the cluster has decided: nodes, topics, partitions, producer ids. (Core.)
 
-Only metadata.py changes a ClusterState, and it replaces entries and never mutates them: whoever
-holds a NodeState, TopicState or PartitionState holds a fact that stays as it was.
+Only the apply modules change a ClusterState, and they replace entries and never mutate them: a
+NodeState, TopicState or PartitionState that somebody holds stays as it was.
 
-    leader in isr, isr within replicas, and a leader is alive: at all times
-    recovery nobody leads before copies have told where they end (recovery.py); only then is the
-             isr empty, which it is when the last one in sync lost what it had
-    epoch    grows with every change of leader, also to none and also when a node that led was
+    always   the leader is in the isr and alive, and the isr is within the replicas
+    recovery no node leads before copies have reported where they end (recovery.py). Only then is
+             the isr empty: the last member in sync has lost its data
+    epoch    grows with every change of leader, also to none, and also when the leader was
              restarted and leads again
     version  grows with every change of a PartitionState
     target   the replicas of a move under way; `replicas` then has the old and the new ones
     assignments
-             of each replica, the version at which the node was made one: a node that is moved away
-             and back is another replica, and what it said before means nothing
+             of each replica, the version at which the node became one: a node that is moved away
+             and back is another replica, and its earlier reports have no meaning
 
-`isr` only loses a member by its leader's word or because the member lost data, so every member has
-everything that was acknowledged and may be elected.
+`isr` loses a member only by a proposal of its leader or because the member lost data. So every
+member has everything that was acknowledged and may be elected.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ from raftq.cluster.metadata.topic_config import TopicConfig
 
 NODES_MAX = 256
 TOPICS_MAX = 8192
-"""As many as one reply about all topics can hold."""
+"""One reply about all topics can hold this many."""
 PARTITIONS_MAX = 4096
 """Per topic."""
 PARTITIONS_TOTAL_MAX = 65_536
@@ -43,24 +43,25 @@ class NodeState:
     incarnation: int
     alive: bool
     draining: bool
-    """It leads only what nobody else can. A decommissioning node is also draining."""
+    """It leads only what no other node can lead. A decommissioning node is also draining."""
     decommissioning: bool
     unsynced_since: int = 0
-    """The index of a registration: all that the node wrote before is on its disk. Its own, if the
-    process before it stopped cleanly or the machine went down; else that one's."""
+    """The index of a registration: everything that the node wrote before it is on its disk. It
+    is its own registration if the process before stopped cleanly or the machine went down, else
+    that of the process before."""
 
     @property
     def place(self) -> str:
-        """What copies of a partition should not share: the rack or, if not given, the host."""
+        """What copies of a partition should not share: the rack, or the host without a rack."""
         return self.rack or self.host
 
 
 AddressOf = Callable[[NodeState], tuple[str, int]]
-"""Where this node reaches another one's native listener."""
+"""Returns the address at which this node reaches the native listener of another node."""
 
 
 def own_address(node: NodeState) -> tuple[str, int]:
-    """Where the other node says that it is."""
+    """Return the address that the other node gave itself."""
     return node.host, node.port
 
 
@@ -74,13 +75,14 @@ class EndReport:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A partition of which nobody is known to have everything: the longest copy shall lead.
+    """The recovery of a partition without a copy that is known to have everything.
 
-    What was told by a node that was restarted or fenced since is gone: it has to tell again.
+    The longest copy shall lead. A report of a node that was restarted or fenced since is dropped:
+    the node has to report again.
     """
 
     since: int
-    """The version of the partition that began it; a telling names it."""
+    """The version of the partition that began it. Reports name it."""
     asked: tuple[int, ...]
     told: tuple[EndReport, ...] = ()
 
@@ -103,7 +105,7 @@ class PartitionState:
     """In the order of `replicas`."""
     target: tuple[int, ...] | None = None
     recovery: Recovery | None = None
-    """None whenever somebody leads."""
+    """None while the partition has a leader."""
 
     @property
     def wanted(self) -> tuple[int, ...]:
@@ -112,12 +114,12 @@ class PartitionState:
 
     @property
     def adding(self) -> tuple[int, ...]:
-        """Members of the target that are not in sync yet: the move waits for these."""
+        """Members of the target that are not in sync yet. The move waits for them."""
         return tuple(node for node in self.target or () if node not in self.isr)
 
     @property
     def removing(self) -> tuple[int, ...]:
-        """Replicas that go when the move is finished."""
+        """Replicas that are dropped when the move is finished."""
         target = self.target
         return () if target is None else tuple(node for node in self.replicas if node not in target)
 
@@ -129,10 +131,10 @@ class TopicState:
     config: TopicConfig
     partitions: tuple[PartitionState, ...]
     queued: bool = False
-    """Its partitions have a ledger and delays beside their data. Never taken back."""
+    """Its partitions have a ledger and delays beside their data. This is never undone."""
     synced_since: int | None = None
-    """The index since which its fsync is `always`, 0 for a topic that was never without; None while
-    it is not."""
+    """The index since which its fsync is `always`, 0 for a topic that always had it, None while
+    it has another fsync."""
 
     @property
     def replication(self) -> int:
@@ -140,13 +142,13 @@ class TopicState:
         return min(len(partition.wanted) for partition in self.partitions)
 
     def isr_size_min(self, partition: PartitionState) -> int:
-        """Below this size no leader shrinks the isr, and nothing is acknowledged with acks=all."""
+        """The size below which no leader shrinks the isr, and acks=all acknowledges nothing."""
         return min(self.config.min_insync, len(partition.replicas))
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionSummary:
-    """Counts of partitions; only members of the isr that are alive count as in sync."""
+    """Counts of partitions. Only members of the isr that are alive count as in sync."""
 
     topics: int
     partitions: int
@@ -159,7 +161,8 @@ class PartitionSummary:
 
 @dataclass(slots=True)
 class ClusterState:
-    """Read-only for everybody but metadata.py. Dicts keep the order in which entries came."""
+    """The state of the cluster. Only the apply modules change it. Dicts keep the order of
+    arrival."""
 
     cluster_id: str
     nodes: dict[int, NodeState] = field(default_factory=dict)
@@ -171,7 +174,7 @@ class ClusterState:
     producers: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Named producers: id and epoch."""
     index: int = 0
-    """Of the last command that was not refused."""
+    """The index of the last command that was not refused."""
     memo: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
     """By topic id: what info.py made of an entry."""
 
@@ -186,7 +189,7 @@ class ClusterState:
         return found.partitions[partition]
 
     def is_alive(self, node_id: int, incarnation: int | None = None) -> bool:
-        """Whether the node has a lease, as this incarnation if one is given."""
+        """Report whether the node has a lease, as this incarnation if one is given."""
         node = self.nodes.get(node_id)
         return node is not None and node.alive and incarnation in (None, node.incarnation)
 
@@ -216,9 +219,9 @@ class ClusterState:
         )
 
     def leading(self, node_id: int) -> int:
-        """How many partitions the node leads."""
+        """Count the partitions that the node leads."""
         return sum(partition.leader == node_id for _, _, partition in self.all_partitions())
 
     def replica_count(self, node_id: int) -> int:
-        """How many partitions have the node as a replica, moves to it included."""
+        """Count the partitions that have the node as a replica, moves to it included."""
         return sum(node_id in partition.replicas for _, _, partition in self.all_partitions())

@@ -1,4 +1,4 @@
-"""The settings of one topic: what was asked for, and what therefore holds. (Pure.)
+"""The settings of one topic: the overrides, and the values that follow from them. (Pure.)
 
     name                   default             meaning
     min_insync             2 when replication  writes with acks=all need this many replicas in sync
@@ -22,8 +22,8 @@
     dead_letter_expired    "false"             "true": records that outlive their time to live are
                                                dead letters, too
 
-Overrides are plain values by name, as they stand in commands and on the wire; None means the
-default. Every problem of a set of overrides is reported in one InvalidArgument.
+Overrides are plain values by name, as in commands and on the wire. None means the default. One
+InvalidArgument reports every problem of a set of overrides.
 """
 
 import re
@@ -40,8 +40,8 @@ REPLICATION_MAX = 16
 INTERNAL_PREFIX = "__"
 
 NAME_CHARACTERS_MAX = 245
-"""Of a topic, so that the name of its dead letters has no more than 249, as a file name can have
-with room to spare."""
+"""The longest name of a topic: the name of its dead-letter topic then has at most 249
+characters, which fits a file name."""
 DEAD_LETTER_SUFFIX = ".dlq"
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 
@@ -69,7 +69,7 @@ SETTINGS = (*NUMBERS, *CHOICES)
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """What holds for a topic; None means no limit. Made by `topic_config`."""
+    """The settings of a topic. None means no limit. Made by `topic_config`."""
 
     min_insync: int
     retention_ms: int | None
@@ -88,7 +88,7 @@ class TopicConfig:
     overrides: Mapping[str, Detail] = field(default_factory=dict, hash=False)
 
     def settings(self) -> dict[str, Detail]:
-        """Everything that holds, in the form of overrides (-1: no limit)."""
+        """Return all settings in the form of overrides (-1: no limit)."""
         return {
             name: UNLIMITED if (value := getattr(self, name)) is None else value
             for name in SETTINGS
@@ -96,7 +96,8 @@ class TopicConfig:
 
 
 def check_topic_name(name: str) -> None:
-    """InvalidArgument unless it can be a new topic's name; "." and ".." mean something in paths."""
+    """Raise InvalidArgument unless it can name a new topic. "." and ".." have a meaning in
+    paths."""
     length = len(name.removesuffix(DEAD_LETTER_SUFFIX))
     if not is_topic_name(name) or length > NAME_CHARACTERS_MAX:
         raise InvalidArgument(
@@ -106,21 +107,21 @@ def check_topic_name(name: str) -> None:
 
 
 def is_topic_name(name: str) -> bool:
-    """Whether a topic may have it: one that was made before, or dead letters."""
+    """Report whether a topic may have this name: an older topic, or dead letters."""
     return _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
 def is_internal(name: str) -> bool:
-    """Whether a topic is the cluster's own: clients read it at most."""
+    """Report whether a topic is internal to the cluster. Clients may only read it."""
     return name.startswith(INTERNAL_PREFIX)
 
 
 def topic_config(
     overrides: Mapping[str, Detail], replication: int, min_insync: int = 0
 ) -> TopicConfig:
-    """The settings of a topic with so many replicas; InvalidArgument names all that is wrong.
+    """Return the settings of a topic with that many replicas. InvalidArgument names every problem.
 
-    `min_insync` is that of a topic which has not set it, and keeps it when its replication changes.
+    A topic that has not set `min_insync` keeps the given one when its replication changes.
     """
     given = {name: overrides[name] for name in sorted(overrides) if overrides[name] is not None}
     values: dict[str, int | None] = {}

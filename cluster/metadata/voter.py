@@ -1,12 +1,12 @@
 """The metadata of a node that is a voter: on the consensus of its own process. (Shell.)
 
-There are two copies of the state. The Raft thread applies commands to its own, which gives the
-results and the snapshots; the event loop applies the same commands again to the copy that the node
-reads, in the order in which the thread hands them over. A dump that the thread restored is handed
-over beside its event, one for one. Both are deterministic; should they ever differ, the node stops.
+There are two copies of the state. The Raft thread applies commands to its own copy, which gives the
+results and the snapshots. The event loop applies the same commands, in the same order, to the copy
+that the node reads. A dump that the thread restored is handed over beside its event, one for one.
+Both copies are deterministic. If they ever differ, the node stops.
 
-At `start` the copy is empty, or at this node's last snapshot; the rest follows as soon as it is
-known to be committed. Whoever needs the present proposes something first.
+At `start` the copy is empty, or at the last snapshot of this node. The rest follows as soon as it
+is known to be committed. Code that needs the current state proposes something first.
 """
 
 import asyncio
@@ -40,18 +40,18 @@ RETRY_S = 0.05
 
 
 class MetadataMachine:
-    """The replicated state machine. Belongs to the Raft thread, but for `dumps`."""
+    """The replicated state machine. It belongs to the Raft thread, except `dumps`."""
 
     def __init__(self, cluster_id: str) -> None:
         self._state = ClusterState(cluster_id)
         self.dumps: deque[bytes] = deque()
-        """Restored and not yet loaded by the event loop, oldest first."""
+        """Dumps that were restored and not yet loaded by the event loop, oldest first."""
 
     def apply(self, command: bytes, index: int) -> Any:
         try:
             decoded = decode_command(command)
         except UnknownFormat as error:
-            # Others may know it: a node that refused it would no longer agree with them.
+            # Other nodes may know it: a node that refused it would no longer agree with them.
             raise RuntimeError(f"a newer version of RaftQ decided entry {index}") from error
         result, _ = apply(self._state, decoded, index)
         return result
@@ -65,7 +65,7 @@ class MetadataMachine:
 
 
 class VoterMetadata:
-    """A MetadataLog. See the module's docstring.
+    """A MetadataLog on the consensus of this process.
 
     `on_fatal` is called when this node can no longer take part: its process should end.
     """
@@ -153,7 +153,8 @@ class VoterMetadata:
                 if error.outcome == "unknown":
                     unknown = error
                 if clock() + RETRY_S >= deadline:
-                    # A later try that failed says nothing of one that may have been taken.
+                    # A later try that failed says nothing about an earlier one that may have been
+                    # accepted.
                     raise unknown or error  # noqa: B904 - one of them is this error
                 await wait_for_event(self._stopping, RETRY_S)
             else:
@@ -165,7 +166,7 @@ class VoterMetadata:
     async def watch(self, index: int | None, wait_s: float) -> Watched:
         return await self._copy.watch(index, wait_s)
 
-    # What the Raft thread tells, on the event loop.
+    # Calls from the Raft thread, on the event loop.
 
     def _on_change(self, change: Change) -> None:
         if self._broken is not None:
@@ -186,5 +187,5 @@ class VoterMetadata:
 
 
 def _trace(applied: Applied) -> bytes | None:
-    """The command, if it changed something by its place in the order."""
+    """Return the command, if it changed something at its place in the order."""
     return None if applied.repeated or applied.error is not None else applied.command

@@ -1,10 +1,10 @@
-"""Waiting for something, but not for ever. (Shell.)"""
+"""Waiting with a time limit. (Shell.)"""
 
 import asyncio
 
 
 async def wait_for_event(event: asyncio.Event, seconds: float) -> bool:
-    """Whether the event is set, waiting for it at most so long. The event stays as it is."""
+    """Wait for the event for at most `seconds`, and report whether it is set. It stays as it is."""
     if not event.is_set() and seconds > 0:
         try:
             async with asyncio.timeout(seconds):

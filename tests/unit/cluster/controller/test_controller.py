@@ -277,7 +277,7 @@ def test_a_controller_whom_nobody_reaches_abdicates_and_fences_nobody() -> None:
     found = script.wait(6)
     abdications = [(at, one) for at, one in found if isinstance(one, Abdicate)]
     assert abdications[0][0] <= 1.6
-    assert abdications[0][1].reason == "nodes [2] answer and do not get here"
+    assert abdications[0][1].reason == "nodes [2] answer probes but cannot reach this node"
     assert len(abdications) == 2, "again after a lease, if it has not come about"
     assert script.asked == []
     script.step(Demoted())

@@ -238,7 +238,7 @@ def test_the_clusters_own_topics_are_not_for_clients(tmp_path: Path) -> None:
                 request = Produce("__own", 0, delayed=delayed)
                 with pytest.raises(InvalidArgument, match="cluster itself"):
                     await connection.request(request, [encode([b"x"])])
-        with pytest.raises(InvalidArgument, match="no queue"):
+        with pytest.raises(InvalidArgument, match="cannot be a queue"):
             await cluster.any.partitions.enable_queues("__own")
         leadership = cluster.owner(1, "__own").leadership
         await leadership.data.replicated(leadership.data.append(encode([b"ours"])) + 1)

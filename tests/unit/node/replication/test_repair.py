@@ -191,7 +191,7 @@ def test_a_leader_whose_damage_nobody_can_help_with_hands_on_what_is_not_acknowl
         leader.take(3, b"of nobody else")
         leader.rot(7)
         await leader.repair()
-        assert leader.resigned == ["what followers wait for is damaged here"]
+        assert leader.resigned == ["followers wait for records that are damaged here"]
         decide({1: leader}, 4, 3, (1, 3))
         await leader.repair()
         assert len(leader.resigned) == 1, "a follower has nothing to hand on"

@@ -76,7 +76,7 @@ def test_delayed_record_does_not_fire_twice_when_retention_takes_what_fired() ->
         await pause(2.03)
         assert line.counts.fired == 1
         partition.logs["data"].log.roll()
-        keeper._tend(keeper._partitions.held)  # type: ignore[attr-defined]
+        keeper._maintain(keeper._partitions.held)  # type: ignore[attr-defined]
         line.stop()
         leadership = partition.fail_over(Random(1))
         line = DelayLine(leadership, wall_ms)
