@@ -19,7 +19,7 @@ from raftq.client.common.types import PartitionKey
 from raftq.client.net.attempts import Attempts
 from raftq.client.net.leaders import Leaders, error_of_code
 from raftq.client.options import ClientOptions
-from raftq.client.queue.leased import Receipt, Row, merge
+from raftq.client.queue.leased import Receipt, Row, merge, rows_by_partition
 from raftq.client.wire.queue_messages import ReceiptRow, Settle
 
 Verb = Literal["ack", "nack", "postpone", "reject", "extend", "release"]

@@ -230,7 +230,7 @@ def test_prefetch_stops_when_nobody_polls() -> None:
                 await asyncio.sleep(5)
                 positions = consumer._positions
                 assert 0 < positions.buffered_bytes <= 12_000
-                assert all(part.buffered_bytes <= 7_000 for part in positions.parts.values())
+                assert all(part.buffered_bytes <= 7_000 for part in positions.partitions.values())
                 found = await read(consumer, 8000)
                 assert positions.buffered_bytes == 0
                 for number in range(4):
