@@ -186,7 +186,7 @@ def _announce(cluster: "LocalCluster", output: Format) -> None:
     for one in rows:
         add_row(table, str(one.id), str(one.pid), one.native, one.http, one.raft)
     open_console().print(table)
-    typer.echo(f"connect:  export RAFTQ_BOOTSTRAP={rows[0].native}")
+    typer.echo(f"connect:  export RAFTQ_BOOTSTRAP={cluster.bootstrap}")
     typer.echo("try:      raftq topic create orders && raftq produce orders hello")
     typer.echo(f"break:    raftq cluster kill 1 --data {directory}")
     typer.echo("stop:     Ctrl-C")

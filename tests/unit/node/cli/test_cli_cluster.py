@@ -12,13 +12,15 @@ import pytest
 from msgspec.structs import asdict
 from typer.testing import CliRunner
 
+from raftq.chaos.harness.local_cluster import LocalCluster
+from raftq.chaos.harness.local_files import LocalNode
 from raftq.client.common.errors import ConnectFailed, NotEnoughReplicas, TopicExists, UnknownTopic
 from raftq.client.results import Appended, PartitionDescription, Record, TopicDescription
 from raftq.client.wire.admin_messages import ClusterStatusReply
 from raftq.client.wire.messages import NodeInfo
-from raftq.node.cli import app
+from raftq.node.cli import app, local
 from raftq.node.cli.consume import StartPoint, parse_place
-from raftq.node.cli.output import whole_writes
+from raftq.node.cli.output import Format, whole_writes
 from raftq.node.cli.queue import DEFAULT_GROUP
 from raftq.node.cli.topic import parse_config
 from raftq.node.queue.embedded import engine
@@ -549,3 +551,14 @@ def test_the_settings_of_a_node_can_be_checked_alone(tmp_path):
 def test_names_that_the_command_line_repeats_are_the_right_ones():
     """Repeated, so that help does not load the engine."""
     assert engine.DEFAULT_GROUP == DEFAULT_GROUP
+
+
+def test_a_new_cluster_is_announced_with_the_addresses_of_all_its_nodes(tmp_path, capsys):
+    """One address would not do: the next line tells how to kill that node."""
+    cluster = LocalCluster(tmp_path / "c", 3)
+    for node_id in cluster.ids:
+        cluster.nodes[node_id] = LocalNode(
+            id=node_id, pid=1, host="h", native=f"h:{10 + node_id}", http="h:20", raft="h:30"
+        )
+    local._announce(cluster, Format.table)
+    assert "connect:  export RAFTQ_BOOTSTRAP=h:11,h:12,h:13\n" in capsys.readouterr().out
