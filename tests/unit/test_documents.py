@@ -1,0 +1,75 @@
+"""The documents name what exists: words, numbers and files, in both directions."""
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = ("client", "cluster", "node", "chaos")
+CENTRAL = ("node/replication", "node/queue/core", "cluster")
+ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \|([^|]*)\|$", re.MULTILINE)
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+@lru_cache
+def classes() -> dict[str, list[Path]]:
+    """Every class at the top of a module of the product, and its modules."""
+    found: dict[str, list[Path]] = {}
+    for folder in CODE:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name, []).append(path.relative_to(ROOT))
+    return found
+
+
+def glossary() -> dict[str, list[str]]:
+    """Each word of the glossary, and the names of code beside it."""
+    rows = [row for row in ROW.findall(text_of("docs/GLOSSARY.md")) if row[0] != "word"]
+    assert len({word for word, *_ in rows}) == len(rows), "a word is explained twice"
+    assert all(meaning.endswith(".") for _, meaning, _ in rows)
+    return {word: re.findall(r"`([^`]+)`", names) for word, _, names in rows}
+
+
+def exists(name: str) -> bool:
+    return (ROOT / name).exists() if "/" in name else name in classes()
+
+
+def stems(words: str) -> Iterator[str]:
+    """Words in lower case without their endings: Deliveries, delivery -> deliver."""
+    for word in re.findall(r"[A-Z]?[a-z]+", words):
+        yield re.sub(r"(ies|ys?|ings?|ers?|ed|es|s|e)$", "", word.lower())
+
+
+def central_classes() -> Iterator[tuple[str, Path]]:
+    for name, places in classes().items():
+        for place in places:
+            if str(place).startswith(CENTRAL) and not name.startswith("_"):
+                yield name, place
+    for module in ("raftq", "raftq.aio"):
+        for name in importlib.import_module(module).__all__:
+            yield name, Path(module)
+
+
+def test_every_name_in_the_glossary_exists_in_the_code() -> None:
+    wrong = [(word, name) for word, names in glossary().items() for name in names]
+    wrong = [(word, name) for word, name in wrong if not exists(name)]
+    assert not wrong, wrong
+
+
+def test_every_class_of_the_central_packages_has_a_word_of_the_glossary() -> None:
+    """A new private word in the name of a class has to be explained, or another one be found."""
+    known = {stem for word in glossary() for stem in stems(word)}
+    strange = [
+        f"{place}: {name}"
+        for name, place in central_classes()
+        if not known & {*stems(name), *stems(place.stem)}
+    ]
+    assert not strange, strange
+    assert not known & set(stems("Courier Strand Conversation")), "the check would find nothing"
