@@ -10,7 +10,7 @@ SEEDS ?= 1000
 # Tests start hundreds of nodes: they would compile every module each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all sim model check format sync chaos bench clean tools try-tools
+.PHONY: setup demo test test-all sim model check format sync docs chaos bench clean tools try-tools
 
 setup: $(STAMP)
 
@@ -58,13 +58,18 @@ check: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/python .ci/make_sync.py --check
+	@$(BIN)/python .ci/make_configuration.py --check
 	@$(BIN)/mypy
 	@cd src && ../$(BIN)/lint-imports --no-cache --config ../pyproject.toml
-	@$(BIN)/python -m pytest -q tests/unit/test_repository.py
+	@$(BIN)/python -m pytest -q tests/unit/test_repository.py tests/unit/test_documents.py
 
 # The blocking clients, made from the asyncio ones.
 sync: $(STAMP)
 	@$(BIN)/python .ci/make_sync.py
+
+# The documents that are made from the code.
+docs: $(STAMP)
+	@$(BIN)/python .ci/make_configuration.py
 
 format: sync
 	@$(BIN)/ruff format .

@@ -3,6 +3,8 @@
 import ast
 import importlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -73,3 +75,18 @@ def test_every_class_of_the_central_packages_has_a_word_of_the_glossary() -> Non
     ]
     assert not strange, strange
     assert not known & set(stems("Courier Strand Conversation")), "the check would find nothing"
+
+
+def test_the_page_of_settings_is_what_the_code_says(tmp_path: Path) -> None:
+    """1. The page is up to date.
+    2. `--check` finds one that is not.
+    """
+    script = tmp_path / ".ci" / "make_configuration.py"
+    (tmp_path / "docs").mkdir()
+    script.parent.mkdir()
+    script.write_text(text_of(".ci/make_configuration.py"))
+    page = text_of("docs/CONFIGURATION.md")
+    for text, code in ((page, 0), (page.replace("`min_insync`", "`min_in_sync`"), 1)):
+        (tmp_path / "docs" / "CONFIGURATION.md").write_text(text)
+        done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True)
+        assert done.returncode == code, done.stderr.decode()
