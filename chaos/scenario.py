@@ -44,7 +44,7 @@ class Scenario:
 
     name: str
     rows: tuple[int, ...]
-    """Numbers of rows in the project's list of faults."""
+    """Numbers in docs/FAULTS.md."""
     promise: str
     """What must hold, as a sentence for reports."""
     workloads: Callable[[], list[Workload]]

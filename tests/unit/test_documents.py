@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from raftq.chaos.scenarios import SCENARIOS
+
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("client", "cluster", "node", "chaos")
 CENTRAL = ("node/replication", "node/queue/core", "cluster")
@@ -90,3 +92,33 @@ def test_the_page_of_settings_is_what_the_code_says(tmp_path: Path) -> None:
         (tmp_path / "docs" / "CONFIGURATION.md").write_text(text)
         done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True)
         assert done.returncode == code, done.stderr.decode()
+
+
+NUMBERED = re.compile(r"^\| (\d+) \| (.*) \|$", re.MULTILINE)
+MISSING = re.compile(r"No (test|scenario) yet")
+
+
+def numbered(text: str) -> tuple[set[int], set[int]]:
+    """The numbers of a list, and those that say that nothing covers them yet."""
+    rows = {int(number): rest for number, rest in NUMBERED.findall(text)}
+    assert sorted(rows) == list(range(1, len(rows) + 1)), "the list has a gap"
+    return set(rows), {number for number, rest in rows.items() if MISSING.search(rest)}
+
+
+def numbers_of_tests(prefix: str) -> set[int]:
+    found = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        found |= set(map(int, re.findall(rf"def test_{prefix}_(\d+)_", path.read_text())))
+    return found
+
+
+def test_the_numbers_in_names_of_tests_are_those_of_the_lists_of_mistakes() -> None:
+    mistakes, rows = text_of("docs/MISTAKES.md").split("## Defects of the Raft library")
+    for text, prefix in ((mistakes, "mistake"), (rows, "raft_row")):
+        listed, missing = numbered(text)
+        assert numbers_of_tests(prefix) == listed - missing, prefix
+
+
+def test_the_rows_of_scenarios_are_those_of_the_list_of_faults() -> None:
+    listed, missing = numbered(text_of("docs/FAULTS.md"))
+    assert {row for one in SCENARIOS for row in one.rows} == listed - missing
