@@ -122,3 +122,18 @@ def test_the_numbers_in_names_of_tests_are_those_of_the_lists_of_mistakes() -> N
 def test_the_rows_of_scenarios_are_those_of_the_list_of_faults() -> None:
     listed, missing = numbered(text_of("docs/FAULTS.md"))
     assert {row for one in SCENARIOS for row in one.rows} == listed - missing
+
+
+def test_the_walks_of_the_architecture_name_functions_and_files_that_exist() -> None:
+    """`.ci/count_walks.py --list` tells what a walk goes through now."""
+    walks = text_of("ARCHITECTURE.md").split("## Three walks")[1].split("\n## ")[0]
+    code = "\n".join(path.read_text() for folder in CODE for path in (ROOT / folder).rglob("*.py"))
+    defined = set(re.findall(r"^\s*(?:async )?(?:def|class) (\w+)", code, re.MULTILINE))
+    for _, names, places in ROW.findall(walks):
+        parts = {part for name in re.findall(r"`([\w.]+)`", names) for part in name.split(".")}
+        assert not parts - defined
+        folder = ""
+        for place in filter(None, (one.strip() for one in places.split(","))):
+            folder = place.rpartition("/")[0] or folder
+            file = ROOT / folder / place.rpartition("/")[2]
+            assert place == "files" or set(place) == {"-"} or file.exists(), place
