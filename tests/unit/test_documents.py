@@ -137,3 +137,39 @@ def test_the_walks_of_the_architecture_name_functions_and_files_that_exist() -> 
             folder = place.rpartition("/")[0] or folder
             file = ROOT / folder / place.rpartition("/")[2]
             assert place == "files" or set(place) == {"-"} or file.exists(), place
+
+
+HOMES = (
+    "topic setting", "error", "wire message", "backoff", "fault", "metric", "CLI verb",
+    "REST route", "lane weight", "fsync policy",
+)  # fmt: skip
+A_PATH = re.compile(r"`([\w./-]+/[\w./-]*|\w+\.py)(?: [^`]*)?`")
+
+
+def test_files_that_documents_name_exist() -> None:
+    tracked = {path.name for folder in (*CODE, "tests") for path in (ROOT / folder).rglob("*.py")}
+    pages = [ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md", *ROOT.glob("docs/*.md")]
+    for page in pages:
+        for name in A_PATH.findall(page.read_text()):
+            if name.partition("/")[0] in (*CODE, "tests", "docs", ".ci", "src", "deploy"):
+                assert (ROOT / name).exists(), f"{page.name}: {name}"
+            elif "/" not in name:
+                assert name in tracked, f"{page.name}: {name}"
+
+
+def test_contributing_says_where_new_things_go() -> None:
+    """Each of the ten has a row, whose home exists and has the names that the row mentions."""
+    table = text_of("CONTRIBUTING.md").split("## Where is the home of")[1].split("\n## ")[0]
+    rows = {what: (home, also) for what, home, also in ROW.findall(table)}
+    assert len(rows) == len(HOMES) + 1, "the heading is a row, too"
+    for name in HOMES:
+        (found,) = [rows[what] for what in rows if what.endswith(name)]
+        homes = [ROOT / path for path in A_PATH.findall(found[0]) if "/" in path]
+        assert homes, name
+        code = "".join(
+            file.read_text()
+            for path in homes
+            for file in (path.rglob("*.py") if path.is_dir() else [path])
+        )
+        for word in re.findall(r"`([A-Za-z]+)`", found[0]):
+            assert word in code, f"{name}: {word}"
