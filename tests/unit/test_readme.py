@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,12 @@ def test_the_lines_of_the_readme_work_in_order_in_a_fresh_clone(tmp_path: Path) 
     assert "10001 records" in printed
     assert "'rejected': 1" in printed
     assert "2 dead letters sent back" in printed, "the example ran twice"
+
+
+def test_no_folder_of_the_checkout_hides_an_installed_package() -> None:
+    """Python looks into the current directory first, and the README has readers work in it."""
+    assert PathFinder.find_spec("raftq", [str(ROOT)]) is None
+    assert PathFinder.find_spec("raftq", [str(ROOT / "src")]) is not None
 
 
 def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
