@@ -131,7 +131,7 @@ def test_the_walks_of_the_architecture_name_functions_and_files_that_exist() -> 
     defined = set(re.findall(r"^\s*(?:async )?(?:def|class) (\w+)", code, re.MULTILINE))
     for _, names, places in ROW.findall(walks):
         parts = {part for name in re.findall(r"`([\w.]+)`", names) for part in name.split(".")}
-        assert not parts - defined
+        assert not parts - defined, parts - defined
         folder = ""
         for place in filter(None, (one.strip() for one in places.split(","))):
             folder = place.rpartition("/")[0] or folder
