@@ -101,11 +101,13 @@ class ClientOptions:
     refresh_ms_min: int = 20
     """Routes are not asked for more often than this."""
     retry_backoff_ms: int = 20
+    """The wait before the first retry."""
     retry_backoff_ms_max: int = 500
     """Retries wait from `retry_backoff_ms` on, twice as long each time, up to this."""
     in_flight_bytes_max: int = 16 * 1024 * 1024
     """Unanswered bytes per connection. Too much delays small requests behind big ones."""
     tls: ssl.SSLContext | None = None
+    """Encrypts connections, for a proxy that ends TLS; nodes have no setting for it yet."""
     wall_ms: Callable[[], int] = wall_clock_ms
     rng: random.Random = field(default_factory=random.Random)
 
@@ -160,11 +162,13 @@ class ProducerOptions(ClientOptions):
     batch_bytes: int = 512 * 1024
     """A batch of this size is closed. A single record may be bigger: it then travels alone."""
     batch_records: int = 4_000
+    """A batch of this many records is closed."""
     buffer_bytes: int = 64 * 1024 * 1024
     """Records taken and not yet acknowledged. When they reach it, `send` waits for room."""
     max_block_ms: int = 30_000
     """For how long `send` waits for room, or for a first answer about its topic."""
     compression: Compression | None = None
+    """"lz4" or "zstd", per batch; None: not compressed."""
     delivery_timeout_ms: int = 120_000
     """From `send` to the end of the last attempt."""
     in_flight_max: int = 5
@@ -172,6 +176,7 @@ class ProducerOptions(ClientOptions):
     stall_ms: int = 500
     """After so long without an answer the routes are asked for again: the leader may be cut off."""
     value_bytes_max: int = 1024 * 1024
+    """A larger value is refused; its topic has a limit, too."""
 
     def problems(self) -> Iterable[str]:
         # A class with slots is a new class: super() without arguments would mean the old one.
@@ -235,6 +240,7 @@ class ConsumerOptions(ClientOptions):
     """Whether positions are stored by the consumer itself: what was handed out before the poll
     that is under way."""
     auto_commit_ms: int = 5_000
+    """Between two automatic commits."""
     instance_id: str | None = None
     """A name that stays the same over restarts: whoever comes back under it within the session
     keeps its partitions."""
@@ -242,6 +248,7 @@ class ConsumerOptions(ClientOptions):
     """A member from which nothing is heard for so long loses its partitions. Too short: a busy
     member does; too long: those of a dead one wait."""
     heartbeat_ms: int = 3_000
+    """Between two heartbeats; at most half of `session_ms`."""
     max_poll_ms: int = 300_000
     """For how long a partition that is to be given up waits for the next poll."""
     on_assigned: Rebalanced | None = None

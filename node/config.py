@@ -71,7 +71,9 @@ class ServerOptions:
     """Limits of the native listener, per connection unless said otherwise."""
 
     version_min: int = VERSION_MIN
+    """The oldest version of the native protocol that is spoken."""
     version_max: int = VERSION_MAX
+    """The newest one."""
     connections_max: int = 20_000
     """Of the whole listener; beyond it new ones are refused. Each takes a file descriptor."""
     backlog: int = 1_024
@@ -103,6 +105,7 @@ class ServerOptions:
     handshake_bytes_max: int = 64 * 1024
     """Of a frame before the handshake."""
     frame_bytes_max: int = FRAME_BYTES_MAX
+    """The largest request or reply; a larger request closes its connection."""
 
     def __post_init__(self) -> None:
         wrong = [
@@ -213,7 +216,9 @@ class NodeConfig:
     drain_ms: int = 10_000
     """How long a node that is told to stop tries to hand on its leaderships first."""
     log_level: str = "info"
+    """`debug`, `info`, `warning` or `error`: less important lines are not logged."""
     log_format: str = "text"
+    """`text` (key=value) or `json`, one line each, to stderr."""
 
     def __post_init__(self) -> None:
         _refuse([*self._own_problems(), *self._address_problems(), *self._relations()])

@@ -20,7 +20,9 @@ class QueueOptions(ClientOptions):
     """Settings of a queue client."""
 
     group: str = ""
+    """The group whose records this client leases; required."""
     topics: Sequence[str] = ()
+    """The topics to lease from; required unless there is a pattern."""
     pattern: str = ""
     """A regular expression. Topics whose whole name matches are leased from, too, as soon as the
     group's coordinator finds them."""
@@ -35,8 +37,11 @@ class QueueOptions(ClientOptions):
     settle_ms: int = 15_000
     """The time for an ack, nack or the like with all its attempts."""
     instance_id: str | None = None
+    """As for a consumer: a name that stays the same over restarts."""
     session_ms: int = 30_000
+    """A client without a heartbeat for so long leaves the group."""
     heartbeat_ms: int = 3_000
+    """Between two heartbeats; at most half of `session_ms`."""
 
     def problems(self) -> Iterable[str]:
         yield from ClientOptions.problems(self)

@@ -88,6 +88,7 @@ def test_the_page_of_settings_is_what_the_code_says(tmp_path: Path) -> None:
     script.parent.mkdir()
     script.write_text(text_of(".ci/make_configuration.py"))
     page = text_of("docs/CONFIGURATION.md")
+    assert not re.findall(r"^\| (`[^`]+`) .*\|  \|$", page, re.MULTILINE), "settings without a text"
     for text, code in ((page, 0), (page.replace("`min_insync`", "`min_in_sync`"), 1)):
         (tmp_path / "docs" / "CONFIGURATION.md").write_text(text)
         done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True)
