@@ -125,14 +125,23 @@ def test_the_rows_of_scenarios_are_those_of_the_list_of_faults() -> None:
     assert {row for one in SCENARIOS for row in one.rows} == listed - missing
 
 
+def functions() -> Iterator[str]:
+    """`name` and `Class.name` of every function and class of the product."""
+    for path in (path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield node.name
+            if isinstance(node, ast.ClassDef):
+                yield from (f"{node.name}.{getattr(inner, 'name', '')}" for inner in node.body)
+
+
 def test_the_walks_of_the_architecture_name_functions_and_files_that_exist() -> None:
     """`.ci/count_walks.py --list` tells what a walk goes through now."""
     walks = text_of("ARCHITECTURE.md").split("## Three walks")[1].split("\n## ")[0]
-    code = "\n".join(path.read_text() for folder in CODE for path in (ROOT / folder).rglob("*.py"))
-    defined = set(re.findall(r"^\s*(?:async )?(?:def|class) (\w+)", code, re.MULTILINE))
+    defined = set(functions())
     for _, names, places in ROW.findall(walks):
-        parts = {part for name in re.findall(r"`([\w.]+)`", names) for part in name.split(".")}
-        assert not parts - defined, parts - defined
+        unknown = set(re.findall(r"`([\w.]+)`", names)) - defined
+        assert not unknown, unknown
         folder = ""
         for place in filter(None, (one.strip() for one in places.split(","))):
             folder = place.rpartition("/")[0] or folder
