@@ -1,4 +1,4 @@
-"""Shell: one page of a partition, read from whoever leads it.
+"""Shell: one page of a partition, read from its leader.
 
 A consumer keeps a position and fetches ahead. A page is asked for once, at any position, and
 nothing is kept afterwards.

@@ -135,7 +135,7 @@ class StatelessMembers(Client):
         session_ms: int = 30_000,
         client_id: str = "",
     ) -> MemberState:
-        """Become a member, which ends when nothing is heard of it for `session_ms`."""
+        """Become a member. Membership ends after `session_ms` without a heartbeat or a poll."""
         name = client_id[:CLIENT_CHARACTERS_MAX] or "http"
         # Chosen here, so that a join that is repeated does not make two members.
         member_id = f"{name}-{self.options.rng.getrandbits(64):016x}"

@@ -70,15 +70,15 @@ BROWSE = Query((
     Field("limit", Whole(1, LIMIT_MAX), default=100),
     Field("cursor", CursorText(), "next_cursor of the page before"),
 ))  # fmt: skip
-_LIMIT = Field("limit", Whole(1, SWEEP_MAX), "at most so many", default=SWEEP_MAX)
+_LIMIT = Field("limit", Whole(1, SWEEP_MAX), "the most letters of one call", default=SWEEP_MAX)
 REDRIVE = Fields((
-    *_FILTERS, _LIMIT, Field("rate", Number(RATE_MIN, RATE_MAX), "at most so many a second"),
+    *_FILTERS, _LIMIT, Field("rate", Number(RATE_MIN, RATE_MAX), "the most letters of one second"),
 ))  # fmt: skip
 PURGE = Fields((*_FILTERS, _LIMIT))
 
 
 class DeadHandlers:
-    """See the module's docstring."""
+    """Browses dead letters, sends them back, forgets them."""
 
     def __init__(self, context: Context) -> None:
         self._clients = context.clients

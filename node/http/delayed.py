@@ -28,13 +28,13 @@ know what is due next."""
 
 LIST = Query((
     Field("limit", Whole(1, LIMIT_MAX), default=100),
-    Field("skip", Whole(0, SKIP_MAX), "so many that are due earlier are left out", default=0),
+    Field("skip", Whole(0, SKIP_MAX), "how many of the first messages are left out", default=0),
 ))  # fmt: skip
 FIND = Query((Field("partition", PARTITION, "without it, the first partition that has one"),))
 
 
 class DelayedHandlers:
-    """See the module's docstring."""
+    """Lists, finds and cancels records that are not yet due."""
 
     def __init__(self, context: Context) -> None:
         self._clients = context.clients
@@ -119,7 +119,7 @@ def delayed_routes(delayed: DelayedHandlers) -> tuple[Route, ...]:
     return (
         Route(
             method="GET", path="/topics/{topic}/delayed", name="list_delayed",
-            summary="Messages that are not yet due, those that are due next first",
+            summary="Messages that are not yet due, the next one first",
             handler=delayed.list_all, answer=answer({"messages": array_of(one), "count": waiting}),
             query=LIST, errors=(404, 503),
         ),

@@ -82,7 +82,7 @@ POLL = Query((
 ))  # fmt: skip
 OFFSETS = Query((Field("topic", TOPIC, "this one only"),))
 COMMIT = Fields((
-    Field("member_id", MEMBER, "nobody's: refused where a member owns the partition"),
+    Field("member_id", MEMBER, "without it, partitions that a member owns are refused"),
     Field(
         "offsets", Table(TOPIC, Table(PARTITION, OFFSET, PARTITIONS_MAX), TOPICS_MAX),
         "where to go on, by topic and partition", required=True,
@@ -119,7 +119,7 @@ RESET = Fields((
 
 
 class GroupHandlers:
-    """See the module's docstring."""
+    """Groups, their members, polls and stored offsets."""
 
     def __init__(self, context: Context) -> None:
         self._clients = context.clients

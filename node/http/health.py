@@ -34,7 +34,7 @@ _STATS = {
 
 
 class Health:
-    """See the module's docstring."""
+    """Health, readiness, figures and metrics of this node."""
 
     def __init__(
         self, context: Context, exposition: Exposition, version: str, clock: Callable[[], float]
@@ -48,7 +48,7 @@ class Health:
         return HttpReply({"status": "ok", "timestamp": format_time(call.now_ms)})
 
     async def alive(self, call: Call) -> HttpReply:
-        """Whoever answers is alive."""
+        """A process that answers is alive."""
         return HttpReply(self._alive(call, "pass"))
 
     async def ready(self, call: Call) -> HttpReply:

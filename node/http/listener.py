@@ -52,7 +52,7 @@ class HttpConnection(web.RequestHandler):
 
 
 class HttpListener(web.Server):
-    """Makes connections, counts them, and closes those beyond the limit."""
+    """Makes connections, counts them, and closes new ones beyond the limit."""
 
     def __init__(self, handler: RequestHandler, options: HttpOptions) -> None:
         self._settings = {

@@ -8,7 +8,7 @@ from raftq.node.http.values import format_duration
 
 
 class QueueStatsHandlers:
-    """See the module's docstring."""
+    """Sums of deliveries."""
 
     def __init__(self, context: Context) -> None:
         self._clients = context.clients

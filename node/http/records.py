@@ -8,7 +8,7 @@ from raftq.client.consumer.pages import Position
 from raftq.client.results import Appended
 from raftq.client.wire.layout import LANE_NORMAL
 from raftq.node.http.context import Context
-from raftq.node.http.errors import error_body, retry_after_s, status_of
+from raftq.node.http.errors import error_body
 from raftq.node.http.fields import (
     BOOLEAN,
     INTEGER,
@@ -30,7 +30,7 @@ from raftq.node.http.messages import (
     write_records,
 )
 from raftq.node.http.paths import OFFSET
-from raftq.node.http.routes import Call, HttpReply, Route
+from raftq.node.http.routes import Call, HttpReply, Route, reply_with_results
 from raftq.node.http.values import format_time
 
 LIMIT_DEFAULT = 100
@@ -46,7 +46,7 @@ READ = Query(
             "from_time", Time(), "instead of an offset: the first message that is not older",
         ),
         Field(
-            "limit", Whole(1, LIMIT_MAX), "at most so many messages; fewer when they are large",
+            "limit", Whole(1, LIMIT_MAX), "the most messages; fewer when they are large",
             default=LIMIT_DEFAULT,
         ),
     ),
@@ -55,7 +55,7 @@ READ = Query(
 
 
 class RecordHandlers:
-    """See the module's docstring."""
+    """Publishes messages and reads them by page."""
 
     def __init__(self, context: Context) -> None:
         self._clients = context.clients
@@ -119,7 +119,6 @@ def _check_values(records: Outgoing, bytes_max: int) -> None:
 
 
 def _published(records: Outgoing, outcomes: list[Appended | RaftqError]) -> HttpReply:
-    """200 as soon as one message was taken; when none was, the status of the first error."""
     lanes = records.priorities or [LANE_NORMAL] * len(outcomes)
     results: list[dict[str, Any]] = []
     failed: list[RaftqError] = []
@@ -137,13 +136,7 @@ def _published(records: Outgoing, outcomes: list[Appended | RaftqError]) -> Http
             if outcome.deliver_at is not None:
                 result["deliverAt"] = format_time(outcome.deliver_at)
             results.append(result)
-    if len(failed) < len(outcomes):
-        return HttpReply({"results": results})
-    first = failed[0]
-    reply = HttpReply({**error_body(first), "results": results}, status_of(first))
-    if (wait_s := retry_after_s(first)) is not None:
-        reply.headers["Retry-After"] = str(wait_s)
-    return reply
+    return reply_with_results(results, failed)
 
 
 def record_routes(records: RecordHandlers) -> tuple[Route, ...]:

@@ -12,6 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
+from raftq.client.common.errors import RaftqError
+from raftq.node.http.errors import Refusal, error_body, retry_after_s, status_of
 from raftq.node.http.fields import Body, Query
 from raftq.node.http.kinds import Schema
 
@@ -41,6 +43,21 @@ class HttpReply:
     status: int = 200
     content_type: str = ""
     headers: dict[str, str] = field(default_factory=dict)
+
+
+def reply_with_error(error: RaftqError | Refusal, **more: Any) -> HttpReply:
+    headers = dict(error.headers) if isinstance(error, Refusal) else {}
+    wait_s = retry_after_s(error)
+    if wait_s is not None:
+        headers["Retry-After"] = str(wait_s)
+    return HttpReply({**error_body(error), **more}, status_of(error), headers=headers)
+
+
+def reply_with_results(results: list[dict[str, Any]], failed: list[RaftqError]) -> HttpReply:
+    """200 when at least one of them succeeded; otherwise the status of the first error."""
+    if len(failed) < len(results):
+        return HttpReply({"results": results})
+    return reply_with_error(failed[0], results=results)
 
 
 Handler = Callable[[Call], Awaitable[HttpReply]]

@@ -33,7 +33,7 @@ from raftq.node.http.clients import HttpClients
 from raftq.node.http.context import Context
 from raftq.node.http.dead import DeadHandlers, dead_routes
 from raftq.node.http.delayed import DelayedHandlers, delayed_routes
-from raftq.node.http.errors import Refusal, error_body, retry_after_s, status_of
+from raftq.node.http.errors import Refusal
 from raftq.node.http.groups import GroupHandlers, group_routes
 from raftq.node.http.health import Health, health_routes
 from raftq.node.http.listener import HttpListener
@@ -42,7 +42,7 @@ from raftq.node.http.options import HttpOptions
 from raftq.node.http.paths import PARAMETERS
 from raftq.node.http.queue_stats import QueueStatsHandlers, queue_stats_routes
 from raftq.node.http.records import RecordHandlers, record_routes
-from raftq.node.http.routes import Call, HttpReply, Route, make_dispatcher
+from raftq.node.http.routes import Call, HttpReply, Route, make_dispatcher, reply_with_error
 from raftq.node.http.settling import ReceiptHandlers, receipt_routes
 from raftq.node.http.topics import TopicHandlers, topic_routes
 from raftq.node.metrics.counters import NodeMetrics
@@ -140,7 +140,7 @@ class HttpServer:
             try:
                 await self._write(request, response)
             except ConnectionError as error:
-                logger.debug("nobody takes an answer", extra={"problem": str(error)})
+                logger.debug("the caller does not take its answer", extra={"problem": str(error)})
             self._metrics.answered(exchange.label, response.status, loop.time() - began)
             return response
         finally:
@@ -289,11 +289,7 @@ class _Exchange:
         return web.Response(body=body, status=reply.status, headers=headers)
 
     def refuse(self, error: Refusal | RaftqError) -> web.Response:
-        headers = dict(error.headers) if isinstance(error, Refusal) else {}
-        wait_s = retry_after_s(error)
-        if wait_s is not None:
-            headers["Retry-After"] = str(wait_s)
-        return self.answer(HttpReply(error_body(error), status_of(error), headers=headers))
+        return self.answer(reply_with_error(error))
 
 
 def _unmatched(problem: web.HTTPException) -> Refusal:

@@ -14,7 +14,7 @@ from raftq.client.queue.leased import Receipt
 from raftq.client.queue.one_shot import Settled
 from raftq.client.queue.settling import Settlement, Verb
 from raftq.node.http.context import Context
-from raftq.node.http.errors import error_body, invalid, retry_after_s, status_of
+from raftq.node.http.errors import error_body, invalid
 from raftq.node.http.fields import (
     BOOLEAN,
     INTEGER,
@@ -30,7 +30,7 @@ from raftq.node.http.fields import (
 from raftq.node.http.groups import LEASE_MS_MAX, MEMBER
 from raftq.node.http.kinds import INTEGER_MAX, Duration, Kind, Listed, Schema, Text, or_null
 from raftq.node.http.paths import GROUP
-from raftq.node.http.routes import Call, Handler, HttpReply, Route
+from raftq.node.http.routes import Call, Handler, HttpReply, Route, reply_with_results
 from raftq.node.http.values import format_time
 from raftq.node.queue.core.leases import TAG_SHIFT, group_tag
 
@@ -203,23 +203,15 @@ def _several(
     for receipt, result in zip(receipts, results, strict=True):
         if isinstance(result, RaftqError):
             failed.append(result)
-            told = error_body(result)
+            written.append({"receipt_handle": receipt.text, **error_body(result)})
         else:
-            told = facts(receipt, result)
-        written.append({"receipt_handle": receipt.text, **told})
-    if len(failed) < len(results):
-        return HttpReply({"results": written})
-    first = failed[0]
-    reply = HttpReply({**error_body(first), "results": written}, status_of(first))
-    if (wait_s := retry_after_s(first)) is not None:
-        reply.headers["Retry-After"] = str(wait_s)
-    return reply
+            written.append({"receipt_handle": receipt.text, **facts(receipt, result)})
+    return reply_with_results(written, failed)
 
 
 def _answer(facts: dict[str, Schema]) -> Schema:
     error = {"error": STRING, "code": STRING, "retriable": BOOLEAN, "outcome": STRING}
-    told = {"receipt_handle": STRING, **facts, **error}
-    result = answer(told, (*facts, *error))
+    result = answer({"receipt_handle": STRING, **facts, **error}, (*facts, *error))
     return answer({**facts, "results": array_of(result)}, (*facts, "results"))
 
 

@@ -66,7 +66,7 @@ ADD_PARTITIONS = Fields(
 
 
 class TopicHandlers:
-    """See the module's docstring."""
+    """Topics, partitions, and the shape of the cluster."""
 
     def __init__(self, context: Context) -> None:
         self._facts = context.facts
