@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from raftq.client.common.backoff import copy_error
@@ -200,6 +201,9 @@ class Delivery:
         return batch.appended(self._index)
 
 
+_NONE_REFUSED: Mapping[int, RaftqError] = MappingProxyType({})
+
+
 class Deliveries:
     """What becomes of the records of one `send_many`, in the order of its values."""
 
@@ -207,7 +211,7 @@ class Deliveries:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._refused: dict[int, RaftqError] = {}
+        self._refused = _NONE_REFUSED
         # (batch, first index in it, positions among the values)
         self._parts: list[tuple[Settling, int, Sequence[int]]] = []
 
@@ -219,7 +223,7 @@ class Deliveries:
 
     def refuse(self, positions: Sequence[int], error: RaftqError) -> None:
         """These were not taken."""
-        self._refused |= dict.fromkeys(positions, error)
+        self._refused = {**self._refused, **dict.fromkeys(positions, error)}
 
     def done(self) -> bool:
         return all(batch.done for batch, _, _ in self._parts)

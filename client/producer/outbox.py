@@ -144,10 +144,12 @@ class OutgoingBatch(BatchOutcome):
     ) -> None:
         """Add records as columns; a column that is None is missing for all of them."""
         counts = len(self.values), len(values)
+        self.values.extend(values)
+        if self.plain and keys is None and more is NO_COLUMNS:
+            return
         timestamps = None
         if more.timestamps is not None:
             timestamps = [self.timestamp if one is None else one for one in more.timestamps]
-        self.values.extend(values)
         self.keys = _extended(self.keys, keys, counts, None)
         self.headers = _extended(self.headers, more.headers, counts, None)
         self.timestamps = _extended(self.timestamps, timestamps, counts, self.timestamp)

@@ -258,7 +258,7 @@ class Producer(Client):
         """Checked rows by priority and partition; `common` has those of rows that name none."""
         priority, partition = common
         lane_of(priority)
-        if all(column is None for column in columns.values()):
+        if not columns or all(column is None for column in columns.values()):
             deliveries, plain = self._split(topic, values, keys, partition)
             return deliveries, [(priority, number, rows) for number, rows in plain]
         lanes = columns.get("priorities")
