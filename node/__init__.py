@@ -1,1 +1,2 @@
-"""Runs on every node: storage, delivery, delays, and the queue that embeds them in one process."""
+"""What runs on every node: storage, replication, queues, groups, and the queue that a process
+embeds."""

@@ -1,11 +1,11 @@
 """One node: all its parts, put together, started and stopped in order. (Shell.)
 
     start   lock the directory, join the metadata, listen, register, then lead and follow
-    drain   give up the lease (others are elected at once), finish what is in flight
-    stop    close the logs, synced; tell the next start that nothing can be lost
+    drain   give up the lease (other leaders are elected at once), finish requests in flight
+    stop    close the logs, synced; record that nothing can be lost
 
-Nothing that a part cannot handle is swallowed: it ends the node (`fatal`), because another replica
-can take over and a node in an unknown state cannot be trusted.
+An error that a part cannot handle ends the node (`fatal`): another replica can take over, and a
+node in an unknown state cannot be trusted.
 """
 
 import asyncio
@@ -86,13 +86,13 @@ logger = logging.getLogger(__name__)
 
 FENCE_S = 2.0
 SYNCS = 4
-"""How many partitions are synced at a time."""
+"""The most partitions that are synced at a time."""
 GC_THRESHOLDS = (50_000, 20, 100)
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The machine as a node sees it. The chaos harness gives one that it can disturb."""
+    """The machine as a node sees it. The chaos harness passes one that it can disturb."""
 
     disk: Disk
     wall_ms: Callable[[], int]
@@ -100,7 +100,7 @@ class Surroundings:
 
 
 class Node:
-    """See the module's docstring. `metadata`, `syncer` and `boot` are given by simulations."""
+    """One node. Simulations pass `metadata`, `syncer` and `boot`."""
 
     def __init__(  # noqa: PLR0913 - what a node is made of
         self,
@@ -199,7 +199,7 @@ class Node:
         return VoterMetadata(raft, config.cluster_id, disk=self.disk, on_fatal=self.fail)
 
     def _peer_options(self) -> ConnectionOptions:
-        """Of connections to other nodes."""
+        """Return the options of connections to other nodes."""
         return ConnectionOptions(
             name=f"node-{self.config.node_id}",
             role="node",
@@ -233,7 +233,8 @@ class Node:
         }
 
     def _when_serving(self, handler: Handler) -> Handler:
-        """Until it is registered a node may know nothing yet, not even which topics there are."""
+        """Refuse requests until the node is registered: it may know nothing yet, not even the
+        topics."""
 
         def guarded(message: Any, raw: memoryview, session: Session) -> Any:
             if not self._serving:
@@ -245,7 +246,7 @@ class Node:
     # Life
 
     async def start(self) -> None:
-        """Return when the node serves; raise what keeps it from it."""
+        """Start the node. Raises the error that prevents it."""
         config, disk = self.config, self.disk
         disk.make_directory(config.data_dir)
         self._lock = disk.lock(f"{config.data_dir}/lock")
@@ -253,7 +254,7 @@ class Node:
         self._identity = Identity(config.node_id, config.cluster_id, boot, self.incarnation)
         loss = what_was_lost(disk, config.data_dir, self._identity)
         if shorter := truncated_logs(disk, config.data_dir):
-            # Whoever is elected with them would have the others cut to their length.
+            # If such a log were elected, all other copies would be cut to its length.
             logger.error("node=%d logs_without_their_end=%s", self.node_id, shorter)
             lost: Lost = "everything" if loss.lost == "everything" else "past"
             loss = replace(loss, lost=lost, synced=False)
@@ -297,7 +298,7 @@ class Node:
             self.services.queue_handlers.end_waiting()
 
     async def drain(self) -> None:
-        """Hand on what this node leads and finish what it was asked."""
+        """Let other nodes take over the leaderships, and finish the requests in flight."""
         if self.membership is not None:
             await self.membership.stop()
         try:
@@ -310,7 +311,7 @@ class Node:
         logger.info("node=%d drained finished=%s", self.node_id, finished)
 
     async def stop(self) -> None:
-        """Close everything; after a failure, without claiming that all is well."""
+        """Close everything. After a failure the files are not marked as clean."""
         failed = self.fatal.done()
         if self.membership is not None:
             await self.membership.stop()
@@ -328,7 +329,7 @@ class Node:
         await self.metadata.stop()
         self.syncer.close()
         if self._lock is not None:
-            # One that never got as far as to confess what it lost must not vouch for it.
+            # A start that never reported its losses must not confirm that nothing is lost.
             if self._serving and clean:
                 self._vouch()
             self._lock.release()
@@ -341,15 +342,15 @@ class Node:
             logger.warning("node=%d cannot vouch for a clean stop: %s", self.node_id, error)
 
     def fail(self, error: BaseException) -> None:
-        """Something that cannot be handled: the node must not go on."""
+        """End the node because of an error that cannot be handled."""
         if not self.fatal.done():
-            trace = None if isinstance(error, NodeIdTaken) else error  # an operator's mistake
+            trace = None if isinstance(error, NodeIdTaken) else error  # a mistake of the operator
             logger.critical("node=%d fails: %s", self.node_id, error, exc_info=trace)
             self.fatal.set_exception(error)
-            self.fatal.exception()  # whoever waits for it hears of it; nobody has to
+            self.fatal.exception()  # those who wait for it get the error; nobody has to
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task of the node; its failure is the node's."""
+        """Run a task of the node. Its failure ends the node."""
         task = self.loop.create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
@@ -370,8 +371,11 @@ class Node:
     # Peers
 
     async def connect(self, node_id: int) -> Connection:
-        """A connection to another node, wherever the metadata says it is; to the process that the
-        metadata knows, because what another one says is not that node's word."""
+        """Connect to another node, at the address that the metadata has.
+
+        The process there must be the incarnation that the metadata knows: the words of another
+        process are not those of that node.
+        """
         node = self.metadata.state.nodes.get(node_id)
         if node is None:
             raise ConnectFailed(f"node {node_id} is not known")
@@ -390,7 +394,8 @@ class Node:
         return connection
 
     def _address_of(self, node: NodeState) -> tuple[str, int]:
-        """Where this node reaches another: where it says it is, unless the settings say else."""
+        """Return the address at which this node reaches another one: its own, unless the
+        settings name another."""
         given = self.config.peers.get(node.node_id)
         if given is None:
             return node.host, node.port
@@ -483,7 +488,7 @@ async def run_node(
 
 
 async def _first(*ends: "asyncio.Future[Any]") -> None:
-    """Until one of them is done."""
+    """Wait until one of these is done."""
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
 

@@ -1,8 +1,8 @@
 """Settings of a node, checked as a whole. (Pure.)
 
 Frozen dataclasses, one per concern. Each reports all of its problems at once as a ConfigError, and
-NodeConfig also those between its parts. Where the values come from is `config_source`'s business.
-The defaults run a node on its own, reachable from this machine only.
+NodeConfig also those between its parts. `config_source` reads the values. The defaults run a single
+node that only this machine can reach.
 """
 
 import ipaddress
@@ -29,7 +29,8 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen or to connect; as text `host:port`, with brackets around an IPv6 host."""
+    """An address to listen at or to connect to. As text `host:port`, with brackets around an
+    IPv6 host."""
 
     host: str = LOOPBACK
     port: int = 0
@@ -56,7 +57,7 @@ class Address:
 
     @property
     def wildcard(self) -> bool:
-        """Whether it means every address of the machine, which nobody can connect to."""
+        """Whether it stands for every address of the machine, which nobody can connect to."""
         try:
             return ipaddress.ip_address(self.host).is_unspecified
         except ValueError:
@@ -75,21 +76,22 @@ class ServerOptions:
     version_max: int = VERSION_MAX
     """The newest one."""
     connections_max: int = 20_000
-    """Of the whole listener; beyond it new ones are refused. Each takes a file descriptor."""
+    """Connections of the whole listener. Beyond it new ones are refused. Each takes a file
+    descriptor."""
     backlog: int = 1_024
     """Connections that the kernel holds until they are accepted."""
     handshake_ms: int = 5_000
-    """From the connection to a whole Hello. Too long: silent callers hold connections."""
+    """Time from the connection to a whole Hello. Too long: silent callers hold connections."""
     idle_ms: int = 600_000
-    """Without a whole request and with none in flight. It also ends a caller that sends one request
-    for so long."""
+    """Time without a whole request and with none in flight. It also ends a caller that sends a
+    single request for this long."""
     in_flight_max: int = 256
-    """Requests without an answer; no more are read until one is answered."""
+    """Requests without an answer. No more are read until one is answered."""
     in_flight_bytes_max: int = 32 * 1024 * 1024
     """Bytes of those requests; a connection holds at most this and one frame."""
     memory_bytes_max: int = 512 * 1024 * 1024
-    """Of the whole listener: requests that arrive or are in flight. Beyond it, big requests are
-    read one connection after the other."""
+    """Bytes of the whole listener, of requests that arrive or are in flight. Beyond it, big
+    requests are read one connection after the other."""
     frame_stall_ms: int = 10_000
     """A caller must send at least 64 KiB of a big request in this time, and when memory is short
     all of it. Too short: slow networks cannot send big requests."""
@@ -99,11 +101,11 @@ class ServerOptions:
     """Unsent replies beyond which the connection is closed. It leaves room for the replies of
     requests that were in flight when the caller stopped reading."""
     write_stall_ms: int = 30_000
-    """For how long a caller may leave the unsent replies over `write_bytes_high`."""
+    """How long a caller may leave the unsent replies over `write_bytes_high`."""
     linger_ms: int = 1_000
-    """After a refusal: for how long the caller may read the reason before the connection is cut."""
+    """After a refusal, how long the caller may read the reason before the connection is cut."""
     handshake_bytes_max: int = 64 * 1024
-    """Of a frame before the handshake."""
+    """Bytes of a frame before the handshake."""
     frame_bytes_max: int = FRAME_BYTES_MAX
     """The largest request or reply; a larger request closes its connection."""
 
@@ -126,21 +128,24 @@ class StorageConfig:
     """How the logs of a node use its disk and its memory."""
 
     fsync_interval_ms: int = 1_000
-    """Between two syncs of topics with fsync `interval`: what a power cut can cost a replica."""
+    """Time between two syncs of topics with fsync `interval`: what a power cut can cost a
+    replica."""
     page_cache_bytes: int | None = 64 * MIB
-    """Of freshly written data per log in the kernel's page cache; None leaves it to the kernel."""
+    """Bytes of freshly written data per log in the page cache of the kernel. None leaves it to
+    the kernel."""
     write_behind_bytes: int = 8 * MIB
     """Ask the kernel to start writing after this many bytes, so that a sync finds little to do."""
     scrub_bytes_s: int = 4 * MIB
-    """How fast old data is read again in search of damage; 0 for never."""
+    """How fast old data is read again to find damage; 0 for never."""
     reserve_bytes: int = 4 * MIB
-    """Set aside on a node that keeps queues, so that workers can settle while the disk is full; 0
-    for none: then a full disk makes them do their work again."""
+    """Bytes reserved on a node with queues, so that workers can settle while the disk is full.
+    With 0, a full disk makes them do their work again."""
     producers_max: int = PRODUCERS_MAX
-    """Of which each log remembers what they wrote last, to recognise what they send again. Too low:
-    those that were forgotten are told so, and what they sent in vain has an unknown outcome."""
+    """Producers whose last batches each log remembers, to recognise repeated ones. Too low:
+    forgotten producers get an error, and batches they sent without an answer have an unknown
+    outcome."""
     producer_idle_ms: int = IDLE_MS_MAX
-    """For how long at least a producer that sends nothing is remembered."""
+    """How long a producer that sends nothing is remembered at least."""
 
     def __post_init__(self) -> None:
         found = _outside(self, fsync_interval_ms=(1, HOUR_MS), write_behind_bytes=(64 * KIB, None))
@@ -154,17 +159,18 @@ class StorageConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationConfig:
-    """How followers keep up and when they are left behind."""
+    """How followers keep up, and when they leave the isr."""
 
     lag_ms: int = 3_000
     """A follower that has not caught up for this long leaves the isr. Too low: a pause of the
-    process costs a shrink and an expansion. Too high: acks=all waits that long for a dead one."""
+    process costs a shrink and an expansion. Too high: acks=all waits that long for a dead
+    follower."""
     fetch_bytes_max: int = 4 * MIB
-    """Of one fetch of one follower connection; a single larger batch goes alone."""
+    """Bytes of one fetch of one follower connection. A single larger batch goes alone."""
     wait_ms: int = 500
-    """For how long a leader holds a fetch that finds nothing new."""
+    """How long a leader holds a fetch that finds nothing new."""
     move_bytes_s: int = 64 * MIB
-    """How fast replicas that are being moved or added catch up; the isr is never slowed down."""
+    """How fast replicas that are being moved or added catch up. The isr is never slowed down."""
 
     def __post_init__(self) -> None:
         found = _outside(self, lag_ms=(100, HOUR_MS), fetch_bytes_max=(4 * KIB, 64 * MIB))
@@ -176,45 +182,46 @@ class ReplicationConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Everything one node is told."""
+    """All settings of one node."""
 
     node_id: int
     """Unique in the cluster, for ever: a replaced node keeps it."""
     secret: bytes = field(repr=False)
-    """Known to the nodes of the cluster only; proves that a node belongs to it."""
+    """A secret that only the nodes of the cluster know. It proves that a node belongs to it."""
     data_dir: str
-    """Everything the node keeps is in here; one process at a time."""
+    """The directory of everything the node keeps. One process at a time may use it."""
     cluster_id: str = "raftq"
     """Nodes of another cluster are refused even with the same secret."""
     rack: str = ""
     """What fails together: replicas are spread over racks first."""
     advertised_host: str | None = None
-    """The name under which clients and nodes reach this one; `native.host` when None."""
+    """The host name at which clients and nodes reach this node; `native.host` when None."""
     advertised_port: int | None = None
-    """The native port under which they reach it, where a proxy stands before the listener's."""
+    """The native port at which they reach it, where a proxy stands before the listener."""
     native: Address = Address(LOOPBACK, 7070)
-    """Listener of the native protocol; port 0 takes a free one."""
+    """Listener of the native protocol. With port 0 the kernel chooses one."""
     http: Address | None = Address(LOOPBACK, 8080)
-    """Listener of REST, health and metrics; None for none, port 0 takes a free one."""
+    """Listener of REST, health and metrics. None for no listener, port 0 for a port that the
+    kernel chooses."""
     raft: Address = Address(LOOPBACK, 7000)
-    """Listener of the metadata's consensus, used by voters only."""
+    """Listener of the consensus of the metadata, used by voters only."""
     voters: Mapping[int, str] = field(default_factory=dict)
     """Node id -> "host:port" of the Raft listener of every voter, the same on every node. Addresses
     may change later, ids may not. None and no seeds either: this node alone."""
     seeds: tuple[str, ...] = ()
-    """Native addresses of some nodes; a node that is no voter finds the cluster through them."""
+    """Native addresses of some nodes. A node that is not a voter finds the cluster through them."""
     peers: Mapping[int, str] = field(default_factory=dict)
-    """Node id -> native address at which this node reaches it, where that is not the one it tells:
-    behind a proxy, or on a second network."""
+    """Node id -> native address at which this node reaches it, where it differs from the address
+    that the node gives: behind a proxy, or on a second network."""
     storage: StorageConfig = field(default_factory=StorageConfig)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     controller: ControllerConfig = field(default_factory=ControllerConfig)
     heartbeat_ms: int = 500
-    """Between two signs of life to the controller; well below its lease."""
+    """Time between two heartbeats to the controller; well below its lease."""
     raft_times: RaftTimes = field(default_factory=RaftTimes)
     server: ServerOptions = field(default_factory=ServerOptions)
     drain_ms: int = 10_000
-    """How long a node that is told to stop tries to hand on its leaderships first."""
+    """How long a stopping node tries to hand over its leaderships first."""
     log_level: str = "info"
     """`debug`, `info`, `warning` or `error`: less important lines are not logged."""
     log_format: str = "text"
@@ -231,12 +238,12 @@ class NodeConfig:
 
     @property
     def host(self) -> str:
-        """The name that others are told."""
+        """The host name that other nodes and clients get."""
         return self.advertised_host or self.native.host
 
     @property
     def raft_address(self) -> str:
-        """Where the other voters find this one."""
+        """The address at which the other voters find this one."""
         return self.voters.get(self.node_id, str(self.raft))
 
     def _own_problems(self) -> Iterator[str]:
@@ -275,7 +282,7 @@ class NodeConfig:
             yield "voters must have different addresses"
         for voter in self.voters:
             if not 0 <= voter <= NODE_ID_MAX:
-                yield f"voters.{voter} is no node id"
+                yield f"voters.{voter} is not a node id"
 
     def _relations(self) -> Iterator[str]:
         count = len(self.voters)
@@ -304,7 +311,7 @@ class NodeConfig:
 
 
 def _outside(part: object, **bounds: tuple[int, int | None]) -> list[str]:
-    """What is wrong with whole numbers that must lie within bounds, both included."""
+    """Yield the problems of whole numbers that must lie within bounds, both included."""
     found = []
     for name, (least, most) in bounds.items():
         value = getattr(part, name)

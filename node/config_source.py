@@ -12,8 +12,8 @@ problems of all sources are reported in one ConfigError.
     secret        secret = "...", secret_file = "path": not both
     no limit      "none"                            none
 
-Paths in the file are relative to the file's folder. A name in the environment with two underscores
-must be a setting; one without is ignored when it is none, because others use the prefix too.
+Paths in the file are relative to the folder of the file. A name in the environment with two
+underscores must be a setting. An unknown name without them is ignored: others use the prefix too.
 """
 
 import os
@@ -36,7 +36,7 @@ _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 
 @dataclass(frozen=True, slots=True)
 class GivenValue:
-    """One value as somebody wrote it, and where; `text` when its type has to be guessed."""
+    """One value as it was written, and where. `text` when its type has to be guessed."""
 
     value: Any
     source: str
@@ -53,7 +53,7 @@ def load_config(
     environment: Mapping[str, str] | None = None,
     arguments: Mapping[str, str] | None = None,
 ) -> NodeConfig:
-    """The settings of a node; `arguments` has dotted names."""
+    """Return the settings of a node. `arguments` has dotted names."""
     problems: list[str] = []
     tree: Tree = {}
     variables = os.environ if environment is None else environment
@@ -71,7 +71,7 @@ def load_config(
 
 
 def _finish(values: dict[str, Any], problems: list[str]) -> NodeConfig:
-    """The whole checks itself even when parts are wrong: everything is said at once."""
+    """Check the whole even when parts are wrong, so that all problems are reported at once."""
     node_id = next(iter(values.get("voters", ())), 0)
     stand_in: dict[str, Any] = {"node_id": node_id, "secret": bytes(16), "data_dir": "x"}
     try:
@@ -156,7 +156,8 @@ def _merge(tree: Tree, later: Tree) -> None:
 
 
 def _address_tree(given: GivenValue) -> Tree | None:
-    """An address written as one text, so that a later source can replace its port alone."""
+    """Split an address that was written as one text, so that a later source can replace its port
+    alone."""
     try:
         address = Address.parse(given.value)
     except ConfigError:
@@ -166,7 +167,8 @@ def _address_tree(given: GivenValue) -> Tree | None:
 
 
 def _read_secret(tree: Tree, problems: list[str]) -> None:
-    """`secret_file` becomes `secret`, so that the file's content never stands in a setting."""
+    """Replace `secret_file` by `secret`, so that the content of the file never appears in a
+    setting."""
     given = tree.pop("secret_file", None)
     if given is None:
         return
@@ -196,7 +198,7 @@ def _known(kind: type) -> dict[str, Any]:
 
 
 def _read(kind: type, tree: Tree, path: str, problems: list[str]) -> dict[str, Any]:
-    """The values of one dataclass; what is wrong with them goes to `problems`."""
+    """Return the values of one dataclass. Problems are added to `problems`."""
     values: dict[str, Any] = {}
     known = _known(kind)
     for name, item in tree.items():
@@ -340,7 +342,7 @@ def _bytes(item: GivenValue, where: str) -> bytes:
     if isinstance(item.value, bytes):
         return item.value
     if not isinstance(item.value, str):
-        raise ConfigError(f"{where} is not text")  # a secret is not repeated
+        raise ConfigError(f"{where} is not text")  # never print a secret
     return item.value.encode("utf-8", "surrogateescape")
 
 

@@ -1,20 +1,20 @@
-"""What a node remembers of itself in its data directory, and what it can still vouch for. (Shell.)
+"""What a node remembers of itself in its data directory, and what it may have lost. (Shell.)
 
     {data_dir}/node.json          node_id, cluster_id, boot_id, incarnation, clean
     {data_dir}/logs/incarnation   the same incarnation
 
-A killed process loses nothing: what it wrote is in the kernel's page cache. A machine that went
-down may have lost what was not synced. `boot_id` tells the two apart: it changes when the kernel
-starts. A node whose tail may be lost says so when it registers, and counts as in sync only when it
-has caught up again. A directory without the file is one that lost everything.
+A killed process loses nothing: what it wrote is in the page cache of the kernel. A machine that
+went down may have lost what was not synced. `boot_id` tells the two apart: it changes when the
+kernel starts. A node that may have lost its tail says so when it registers, and counts as in sync
+only when it has caught up again. A directory without the file has lost everything.
 
-A disk that was put back to an older copy looks whole. But the incarnation in it is an older one: if
-only the logs are older, than that in node.json; if everything is, than what the metadata knows.
-Single logs that lost bytes which were durable are found by `replica_files.truncated_logs`.
+A disk that was restored from an older copy looks whole. But its incarnation is older: when only the
+logs are older, older than that in node.json; when everything is, older than the metadata knows.
+`replica_files.truncated_logs` finds single logs that lost durable bytes.
 
 The files are written after the registration was decided, and not before: a second crash in between
-must not make the node forget what it has to confess. If it comes in between the two, the logs count
-as older than they are.
+must not make the node forget what it has to report. If the crash comes between the two files, the
+logs count as older than they are.
 """
 
 import json
@@ -33,7 +33,8 @@ BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Of one node; `boot_id` is "" where the system has none, and then vouches for nothing."""
+    """The identity of one node. `boot_id` is "" where the system has none, and then proves
+    nothing."""
 
     node_id: int
     cluster_id: str
@@ -43,16 +44,16 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a directory lost, and who it was before: the incarnation, if it was any."""
+    """What a directory lost, and its last incarnation, if it had one."""
 
     lost: Lost
     before: int | None = None
     synced: bool = False
-    """Everything in it is on the disk: it was left by a clean stop."""
+    """Everything in the directory is on the disk: the last stop was clean."""
 
 
 def what_was_lost(disk: Disk, data_dir: str, identity: Identity) -> Loss:
-    """What logs in the directory may have lost of what was acknowledged."""
+    """Return what the logs in the directory may have lost of the acknowledged records."""
     path = f"{data_dir}/node.json"
     if not disk.exists(path):
         return Loss("everything")
@@ -88,8 +89,8 @@ def _logs_incarnation(disk: Disk, data_dir: str) -> str:
 
 
 def remember(disk: Disk, data_dir: str, identity: Identity, clean: bool) -> None:
-    """Vouch for everything in the directory, for as long as this kernel runs (or, if `clean`,
-    whatever happens: everything is synced)."""
+    """Record that everything in the directory is safe: while this kernel runs or, if `clean`, in
+    any case, because everything is synced."""
     body = {
         "format": FORMAT,
         "node_id": identity.node_id,
@@ -104,7 +105,7 @@ def remember(disk: Disk, data_dir: str, identity: Identity, clean: bool) -> None
 
 
 def boot_id() -> str:
-    """The kernel's name for the time since it started; "" when there is none."""
+    """Return the id that the kernel has since it started, or "" without one."""
     try:
         with open(BOOT_ID_PATH, encoding="ascii") as file:
             return file.read(100).strip()

@@ -1,7 +1,7 @@
 """Runs one node as this process, from its settings to its exit code. (Shell.)
 
-The one way in for `python -m raftq.node` and `raftq node`. Once the node serves, the ready file
-tells its addresses; before, it does not exist.
+`python -m raftq.node` and `raftq node` both use it. Once the node serves, the ready file has its
+addresses; before that the file does not exist.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def launch(
     config: NodeConfig, ready_file: str | None = None, surroundings: "Surroundings | None" = None
 ) -> None:
-    """Run the node until it is told to stop (SIGTERM, SIGINT); raise why it could not."""
+    """Run the node until it gets SIGTERM or SIGINT. Raises the error that prevents it."""
     if sys.flags.optimize:
         raise ConfigError("a node does not run without its assertions: leave out python -O")
     set_up_logs(config.log_level, config.log_format, node_id=config.node_id)
@@ -42,7 +42,7 @@ def launch(
 
 
 def ready_facts(config: NodeConfig, node: Any) -> dict[str, Any]:
-    """Where the node is reached; ports that were free ones are now known."""
+    """Return the addresses of the node; ports that the kernel chose are known now."""
     http = None
     if config.http is not None:
         host = config.host if config.http.wildcard else config.http.host

@@ -1,8 +1,8 @@
-"""Set-up of the process's logs: lines on stderr, as text or as JSON. (Shell.)
+"""Set-up of the logs of the process: lines on stderr, as text or as JSON. (Shell.)
 
-Every message of the package is text with `key=value` facts. Both formats carry the time in UTC, the
-level, the node and the logger; one record is always one line, whatever strangers put into it.
-Nothing else in the package configures logging: a library leaves that to its application.
+Every message of the package is text with `key=value` facts. Both formats have the time in UTC, the
+level, the node and the logger. One record is always one line, whatever its content. Nothing else in
+the package configures logging: a library leaves that to its application.
 """
 
 import json
@@ -60,9 +60,9 @@ FORMATTERS: dict[str, type[TextFormatter] | type[JsonFormatter]] = {
 def set_up_logs(
     level: str, form: str, *, node_id: int | None = None, stream: TextIO | None = None
 ) -> None:
-    """Sends everything from `level` up to stderr; others' loggers only from warning up.
+    """Send everything from `level` up to stderr; other loggers only from warning up.
 
-    Calling it again replaces what it set up before.
+    A second call replaces the first set-up.
     """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(FORMATTERS[form](node_id))

@@ -1,7 +1,8 @@
-"""Who owns the logs of the partitions that this node leads, and what clients may ask. (Shell.)
+"""The services of the partitions that this node leads, and their handlers. (Shell.)
 
-A queue owns those of ordinary topics, a coordinator those of `__groups`. Services are made per
-partition and epoch (leader_log.py); this makes them, and has the handlers that find them again.
+A queue interprets the logs of ordinary topics, a coordinator those of `__groups`. A service is made
+per partition and epoch (leader_log.py). This module makes the services, and has the handlers that
+find them again.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from raftq.node.replication.partitions import Partitions
 
 
 class Services:
-    """See the module's docstring."""
+    """Makes the services of partitions, and has their handlers."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Services:
         )
 
     def table(self) -> dict[type, Any]:
-        """Request class -> handler."""
+        """Return request class -> handler."""
         return {
             **self.queue_handlers.table(),
             **self.delay_handlers.table(),

@@ -1,4 +1,4 @@
-"""What the HTTP side is told about the node. (Shell.)"""
+"""What the HTTP side reads of the node. (Shell.)"""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING

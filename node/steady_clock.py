@@ -1,13 +1,13 @@
 """A wall clock that does not jump. (Shell.)
 
-Due times, leases and ends are wall-clock times, because they must survive a restart and mean the
-same on every node. But the machine's wall clock may be set, by an operator or by a time service
-that found it wrong: an hour ahead would give out every delayed record at once and end every lease.
-So a node reads the wall clock once, at its start, and goes on by elapsed time. Where the wall clock
-says something else, it is approached by at most `SLEW` of the time that passes.
+Due times, leases and expiries are wall-clock times, because they must survive a restart and mean
+the same on every node. But an operator or a time service may set the wall clock of the machine: an
+hour ahead would deliver every delayed record at once and end every lease. So a node reads the wall
+clock once, at its start, and goes on by elapsed time. When the two differ, it approaches the wall
+clock by at most `SLEW` of the time that passes.
 
-A node that was started with a wrong clock therefore keeps it for long after the machine's is right:
-restart it. The log says when the two are apart.
+A node that was started with a wrong clock therefore keeps it long after the clock of the machine is
+right: restart it. The log reports when the two differ.
 """
 
 import logging
@@ -53,5 +53,5 @@ class SteadyClock:
 
 
 def elapsed_s() -> float:
-    """Seconds that passed, those that the machine slept included where the system tells."""
+    """Return elapsed seconds, with those that the machine slept where the system reports them."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

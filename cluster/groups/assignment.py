@@ -1,15 +1,15 @@
 """Which member of a group should have which partition. (Pure.)
 
-    complete       every partition of a topic that somebody wants has a member that wants it
+    complete       every partition of a topic that some member wants has a member that wants it
     balanced       no chain of moves between members that want them would bring the counts of two
-                   members nearer together; so with equal subscriptions they differ by at most one
+                   members nearer together; so with equal subscriptions they differ by at most 1
     sticky         a partition moves only when its member is gone or no longer wants it, or for
-                   balance; what is balanced already stays exactly as it is
-    deterministic  the same arguments in any order give the same answer
+                   balance; a balanced assignment stays exactly as it is
+    deterministic  the same arguments in any order give the same result
 
-It works in four steps: keep what may be kept, up to a fair share; place the rest at whoever has
-least; mend what differing subscriptions left uneven, along the shortest chains; take back moves
-that turned out to be of no use. All loops are bounded by the counts that they lower.
+It works in four steps: keep what may be kept, up to a fair share; give the rest to the members with
+the fewest; repair what differing subscriptions left uneven, along the shortest chains; undo moves
+that turned out to be useless. All loops are bounded by the counts that they lower.
 """
 
 from collections import deque
@@ -26,10 +26,10 @@ def assign(
     partitions: Mapping[str, int],
     current: Mapping[Slot, str],
 ) -> dict[Slot, str]:
-    """The member of every partition.
+    """Return the member of every partition.
 
-    `wanted` has the topics of each member, `partitions` how many each topic has, and `current` who
-    has them now, where that is known.
+    `wanted` has the topics of each member, `partitions` how many partitions each topic has, and
+    `current` who has them now, where that is known.
     """
     table = _Table(wanted, partitions)
     rest = table.keep(current)
@@ -40,7 +40,7 @@ def assign(
 
 
 class _Table:
-    """An assignment that is being made. `held` is `owner` by member and topic."""
+    """An assignment in the making. `held` is `owner` by member and topic."""
 
     def __init__(
         self, wanted: Mapping[str, Collection[str]], partitions: Mapping[str, int]
@@ -53,7 +53,7 @@ class _Table:
         for member in self.members:
             for topic in wanted[member]:
                 takers.setdefault(topic, []).append(member)
-        # Topics with few takers first: they leave the least choice.
+        # Topics with few takers come first: they leave the least choice.
         order = sorted(takers, key=lambda topic: (len(takers[topic]), topic))
         self.counts = {topic: partitions[topic] for topic in order if partitions.get(topic, 0) > 0}
         # One tuple for all topics with the same takers, so that a search looks at them once.
@@ -81,7 +81,7 @@ class _Table:
     # 1. Keep.
 
     def keep(self, current: Mapping[Slot, str]) -> dict[str, list[int]]:
-        """Leave with everybody what it has, up to a fair share; the rest, by topic."""
+        """Leave each member its partitions, up to a fair share. Returns the rest, by topic."""
         rest: dict[str, list[int]] = {topic: [] for topic in self.counts}
         for topic, count in self.counts.items():
             for number in range(count):
@@ -91,7 +91,7 @@ class _Table:
                     self.give(slot, member)
                 else:
                     rest[topic].append(number)
-        # A member whose topics nobody else wants gets the surplus back when the rest is placed.
+        # A member whose topics no other member wants gets the surplus back when the rest is placed.
         share = -(-sum(self.counts.values()) // len(self.members)) if self.members else 0
         for member in self.members:
             held = self.held[member]
@@ -108,14 +108,16 @@ class _Table:
     # 2. Place.
 
     def place(self, rest: dict[str, list[int]], current: Mapping[Slot, str]) -> None:
-        """Give each to whoever has least, then least of its topic; a tie goes to who had it."""
+        """Give each partition to the member with the fewest, then the fewest of its topic. In a
+        tie the member that had it gets it."""
         for topic, numbers in rest.items():
             if not numbers:
                 continue
             places = {member: at for at, member in enumerate(self.takers[topic])}
             heap = [self._row(topic, at, member) for member, at in places.items()]
             heapify(heap)
-            # Those without a member first: of the others, some can then stay where they were.
+            # Partitions without a member come first: then some of the others can stay where they
+            # were.
             slots = [(topic, number) for number in sorted(numbers)]
             slots.sort(key=lambda slot: self.may(slot, current.get(slot)))
             for slot in slots:
@@ -138,8 +140,8 @@ class _Table:
     def mend(self) -> None:
         """Shift partitions along chains of members until no chain makes the counts more even.
 
-        What can be reached from the member with most, when nobody there has less by two, can never
-        take part in a useful chain again: a chain that leads into it stays in it, and ends with a
+        When no member that the fullest member can reach has two fewer, none of them can take part
+        in a useful chain again: a chain that leads into this set stays in it, and ends with a
         member that has too much already.
         """
         open_members = dict.fromkeys(self.members)
@@ -162,8 +164,8 @@ class _Table:
     def _search(
         self, first: str, open_members: Mapping[str, None]
     ) -> tuple[dict[str, tuple[str, str]], str | None]:
-        """Breadth first: who gets a partition from whom, of which topic; and the nearest member
-        that has at least two less than the first, if there is one."""
+        """Search breadth first. Returns who gets a partition from whom, of which topic, and the
+        nearest member with at least two fewer than the first, if there is one."""
         enough = self.load[first] - 2
         came_from = {first: ("", "")}
         seen: dict[int, None] = {}
@@ -189,20 +191,20 @@ class _Table:
     # 4. Take back.
 
     def take_back(self, current: Mapping[Slot, str]) -> None:
-        """Undo rings of moves, which change no count, and chains of moves whose ends only trade
+        """Undo rings of moves, which change no count, and chains of moves whose ends only swap
         their counts."""
         moved: dict[str, dict[str, list[Slot]]] = {}
         for slot, member in self.owner.items():
             before = current.get(slot)
             if before != member and before is not None and self.may(slot, before):
                 moved.setdefault(before, {}).setdefault(member, []).append(slot)
-        # What one member takes back can make the moves of another useless, so all are looked at
-        # until nothing changes; every round has fewer moves left.
+        # Undoing the moves of one member can make those of another useless, so all are checked
+        # until nothing changes. Every round has fewer moves left.
         while any(self._take_back_from(first, moved) for first in sorted(moved)):
             pass
 
     def _take_back_from(self, first: str, moved: dict[str, dict[str, list[Slot]]]) -> bool:
-        """Whether anything was taken back."""
+        """Undo moves of this member, and report whether there were any."""
         changed = False
         while chain := self._useless(first, moved):
             changed = True
@@ -216,7 +218,8 @@ class _Table:
         return changed
 
     def _useless(self, first: str, moved: dict[str, dict[str, list[Slot]]]) -> list[str]:
-        """A chain of moves that begins here and ends here, or at a member that has more now."""
+        """Return a chain of moves that begins here and ends here, or at a member that has more
+        now."""
         came_from: dict[str, str] = {}
         edge = deque([first])
         while edge:

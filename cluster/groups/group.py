@@ -1,7 +1,7 @@
 """One group: its members, and what they want and have. (Core.)
 
-It changes only by `apply` of a record, so that whoever reads the records has the same group. What
-is not in the records is soft: when a member was heard last, and whether the target is out of date.
+It changes only by `apply` of a record, so every reader of the records has the same group. The rest
+is soft state: when a member last sent a heartbeat, and whether the target is out of date.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class Member:
     """Grows with every process that goes on as this member."""
     instance_id: str
     process: str
-    """The id that its process chose for itself when it joined, if it did."""
+    """The id that its process chose when it joined, if any."""
     client_id: str
     host: str
     session_ms: int
@@ -43,14 +43,14 @@ class Member:
     heard_at: float = 0.0
     expires_at: float = 0.0
     timer: int = 0
-    """Which entry among the sessions is this member's."""
+    """The entry of this member among the sessions."""
 
     def heard(self, now: float) -> None:
         self.heard_at = now
         self.expires_at = max(self.expires_at, now + self.session_ms / 1000)
 
     def facts(self) -> tuple[str, int, str, str, str, str, int, tuple[str, ...], str]:
-        """What records have of it."""
+        """Return the member as records store it."""
         return (
             self.member_id, self.epoch, self.instance_id, self.process, self.client_id,
             self.host, self.session_ms, self.topics, self.pattern,
@@ -62,17 +62,17 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """What a member is told."""
+    """What a member may know."""
 
     member_epoch: int
     generation: int
     assigned: tuple[tuple[str, int, int], ...]
-    """Topic, number and owner epoch of what it may have, in order."""
+    """(topic, number, owner epoch) of each partition that it may have, in order."""
     pending: bool
 
 
 class Group:
-    """See the module's docstring."""
+    """One group, made of records."""
 
     def __init__(self, name: str, mode: Mode, generation: int) -> None:
         self.name = name
@@ -82,9 +82,9 @@ class Group:
         """Static members: instance -> member id."""
         self.ownership = Ownership(generation)
         self.is_dirty = False
-        """Members or wishes have changed since the target was made."""
+        """Members or subscriptions have changed since the target was made."""
         self.held_until = 0.0
-        """No new target before."""
+        """There is no new target before this time."""
 
     @property
     def generation(self) -> int:
@@ -142,7 +142,7 @@ class Group:
             self.instances[record.instance_id] = record.member_id
 
     def kept(self) -> GroupKept:
-        """All of it, for a snapshot."""
+        """Return all of it, for a snapshot."""
         places = {member_id: at for at, member_id in enumerate(self.members)}
         ownership = self.ownership
         slots: dict[str, list[tuple[int, int, int, int, int]]] = {}
@@ -180,25 +180,25 @@ class Group:
     # What should be.
 
     def wanted(self, topics: TopicCounts) -> dict[str, list[str]]:
-        """The topics of each member, those that there are."""
+        """Return the topics of each member that exist."""
         return {
             member.member_id: topics.wanted(member.topics, member.pattern)
             for member in self.in_order()
         }
 
     def wants_some(self, topics: TopicCounts) -> bool:
-        """Whether a member wants any of these."""
+        """Report whether a member wants any of these."""
         return any(topics.wanted(member.topics, member.pattern) for member in self.members.values())
 
     def in_order(self) -> list[Member]:
         return [self.members[member_id] for member_id in sorted(self.members)]
 
     def changes(self, topics: TopicCounts) -> dict[str, dict[str, tuple[int, ...]]]:
-        """How the target has to change, as a Retargeted has it."""
+        """Return how the target has to change, as in a Retargeted record."""
         target: Mapping[Slot, str] = {}
         ownership = self.ownership
         if self.mode == "stream" and self.members:
-            # What has no target any more stays with its owner, if that is possible.
+            # A partition without a target stays with its owner, if possible.
             current = {slot: owner for slot, (owner, _) in ownership.owner.items()}
             target = assign(self.wanted(topics), topics.counts, {**current, **ownership.target})
         changed: dict[str, list[Slot]] = {}
@@ -211,7 +211,7 @@ class Group:
         return {member: by_topic(changed[member]) for member in sorted(changed)}
 
     def view(self, member: Member, topics: TopicCounts) -> MemberView:
-        """What the member may have now."""
+        """Return what the member may have now."""
         if self.mode == "queue":
             wanted = topics.wanted(member.topics, member.pattern)
             assigned = tuple(

@@ -1,27 +1,27 @@
 """All groups of one coordinator: requests and time in, records out. (Core.)
 
-    heartbeat       a member joins, stays, and says what it has
+    heartbeat       a member joins, stays, and names what it has
     leave, delete   a member goes; a group without members is forgotten
-    set_topics      the cluster's topics have changed
+    set_topics      the topics of the cluster have changed
     tick            time has passed; call it at `next_deadline()`
 
 Each of them changes groups by records, which are applied here at once and wait in `take()` to be
-written down. Nobody may be told anything before all of them are replicated, nor by a leader that
-does not know whether it still leads: the caller sees to both. A coordinator that takes over applies
-the records and calls `start`; every member then has a whole session to be heard again, because the
-one before may have heard it until just now. So no partition changes hands while its owner, counting
-from when it sent the last heartbeat that was answered, may believe that it has a session.
+written. No answer may leave before all of them are replicated, nor from a leader that does not know
+whether it still leads: the caller ensures both. A new coordinator applies the records and calls
+`start`. Every member then has a whole session to send a heartbeat, because the coordinator before
+may have received one just now. So no partition changes its owner while that owner, counting from
+when it sent the last heartbeat that was answered, may believe that it has a session.
 
-A group gets a new target at once, but not before `target_ms` after the one before: many members
-that come within a moment share one.
+A group gets a new target at once, but not before `target_ms` after the last one: many members that
+come within a moment share a target.
 
 Partitions keep the owner epochs that they have seen. When the records of a group are lost, or an
-old copy of them comes back, its generations begin again below those, and every claim would be
-fenced for ever. A member says by which epoch it was fenced; if the group has not come to that
-generation, it goes on above it, and everything is given anew.
+old copy of them comes back, its generations begin again below those epochs, and every claim would
+be fenced for ever. A member reports the epoch that fenced it. If the group has not reached that
+generation, it goes on above it, and everything is given again.
 
-When a step comes much later than its deadline, this process was stopped and heard nobody since the
-step before: that time does not count against the sessions.
+When a step comes much later than its deadline, this process was stopped and received nothing since
+the step before. That time does not count against the sessions.
 """
 
 from collections.abc import Mapping
@@ -62,15 +62,15 @@ GENERATION_LAST = (1 << 62) - 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsConfig:
     target_ms: int = 300
-    """Between two targets of a group. Too short: members that come one after the other make the
-    partitions move more often than needed; too long: the second of them waits."""
+    """The time between two targets of a group. Too short: members that come one after the other
+    move partitions more often than needed. Too long: the second of them waits."""
     session_ms_min: int = 500
-    """Shorter sessions would end by the delays of a busy network."""
+    """The shortest session. A shorter one would end by the delays of a busy network."""
     session_ms_max: int = 600_000
     members_max: int = 5_000
-    """Of one group."""
+    """The most members of one group."""
     groups_max: int = 100_000
-    """Of one coordinator, also those without members."""
+    """The most groups of one coordinator, also those without members."""
     stall_ms: int = 1_000
     """A step that comes later than this after its deadline means that this process was stopped."""
 
@@ -87,7 +87,7 @@ class GroupsConfig:
 
 
 class Groups:
-    """See the module's docstring."""
+    """The groups of one coordinator."""
 
     def __init__(self, config: GroupsConfig, rng: Random) -> None:
         self.config = config
@@ -97,12 +97,12 @@ class Groups:
         self._floor = 0
         """The highest generation of a deleted group."""
         self._incoming: tuple[int, dict[str, Group]] | None = None
-        """What came of a snapshot that is being read."""
+        """The part of a snapshot that has been read."""
         self._records: list[GroupRecord] = []
         self._changed: dict[str, None] = {}
         self._dirty: dict[str, None] = {}
         self._sessions: list[tuple[float, int, str, str]] = []
-        """A heap with one entry per member, which may be too early but never too late."""
+        """A heap with one entry per member. An entry may be too early but never too late."""
         self._timers = 0
         self._wake_at: float | None = None
         self._stepped_at = 0.0
@@ -110,11 +110,11 @@ class Groups:
     # Taking over.
 
     def restore(self, record: GroupRecord) -> None:
-        """The next record of those that were written down."""
+        """Apply the next stored record."""
         if isinstance(record, SnapshotBegun):
             self._incoming = (record.floor, {})
         elif isinstance(record, SnapshotEnded):
-            # One that has no beginning here, or no end, was written when all of it was known.
+            # A snapshot without its beginning, or its end, was written when all of it was known.
             if self._incoming is not None:
                 self._floor, self.groups = self._incoming
                 self._dirty.clear()
@@ -127,7 +127,7 @@ class Groups:
             self._apply(record)
 
     def start(self, counts: Mapping[str, int], now: float) -> None:
-        """All records have come: from now on this is the coordinator."""
+        """Begin to coordinate: all records are applied."""
         self._incoming = None
         self._changed.clear()
         self._stepped_at = now
@@ -143,14 +143,15 @@ class Groups:
         self._end_step(now)
 
     def snapshot(self) -> list[GroupRecord]:
-        """Records that make all there is."""
+        """Return records that make up the whole state."""
         kept = [group.kept() for group in self.groups.values()]
         return [SnapshotBegun(self._floor), *kept, SnapshotEnded()]
 
     # Requests.
 
     def heartbeat(self, message: GroupHeartbeat, host: str, now: float) -> str:
-        """The id of the member, which has been heard. FencedGeneration: it has to join anew."""
+        """Note a heartbeat, and return the id of the member. FencedGeneration: it has to join
+        again."""
         self._begin_step(now)
         self._check(message)
         known = self.groups.get(message.group)
@@ -172,7 +173,7 @@ class Groups:
         return member.member_id
 
     def leave(self, name: str, member_id: str, member_epoch: int, now: float) -> bool:
-        """Whether the member was there; an epoch of 0 is any."""
+        """Remove the member, and report whether it was there. The epoch 0 matches any."""
         self._begin_step(now)
         group = self.groups.get(name)
         member = None if group is None else group.members.get(member_id)
@@ -191,7 +192,7 @@ class Groups:
         self._end_step(now)
 
     def set_topics(self, counts: Mapping[str, int], now: float) -> None:
-        """The topics that there are, and their numbers of partitions."""
+        """Set the topics and their numbers of partitions."""
         self._begin_step(now)
         changed = self.topics.differences(counts)
         if changed.counts:
@@ -209,11 +210,11 @@ class Groups:
     # What the caller takes from here.
 
     def next_deadline(self) -> float | None:
-        """When to call `tick` if nothing else happens."""
+        """Return when to call `tick` if nothing else happens."""
         return self._wake_at
 
     def take(self) -> tuple[list[GroupRecord], list[str]]:
-        """Records to be written down since the last call, and the groups that have changed."""
+        """Return the records to write since the last call, and the groups that have changed."""
         records, self._records = self._records, []
         changed, self._changed = list(self._changed), {}
         return records, changed
@@ -225,7 +226,7 @@ class Groups:
         return group
 
     def view(self, name: str, member_id: str) -> MemberView | None:
-        """What a member is told; None when it is none."""
+        """Return what a member may know, or None when it is not a member."""
         group = self.groups.get(name)
         member = None if group is None else group.members.get(member_id)
         return None if group is None or member is None else group.view(member, self.topics)
@@ -274,7 +275,7 @@ class Groups:
         if known is not None:
             if known.instance_id != message.instance_id:
                 raise InvalidArgument(f"group {group.name!r} has another member {member_id!r}")
-            # One that names itself is the same process, whose answer was lost, and asks again.
+            # A member that names itself is the same process, whose answer was lost, and asks again.
             is_other = not message.member_id or message.member_id != known.process
             member = replace(
                 known, process=message.member_id, client_id=message.client_id, host=host
@@ -292,11 +293,14 @@ class Groups:
     def _put(
         self, group: Group, member: Member, message: GroupHeartbeat, generation: int = 0
     ) -> Member:
-        """Write down what the message says of the member, if that is new."""
+        """Record what the message says of the member, if that is new."""
         known = group.members.get(member.member_id)
         topics, pattern = tuple(sorted(set(message.topics))), message.pattern
         if not topics and not pattern:
-            topics, pattern = member.topics, member.pattern  # it does not repeat its wishes
+            topics, pattern = (
+                member.topics,
+                member.pattern,
+            )  # the heartbeat does not repeat the subscription
         if pattern != member.pattern:
             Pattern(pattern)  # InvalidArgument, before it gets into the records
         put = replace(member, session_ms=message.session_ms, topics=topics, pattern=pattern)
@@ -361,7 +365,7 @@ class Groups:
                 heappush(self._sessions, (member.expires_at, timer, name, member_id))
 
     def _end_step(self, now: float) -> None:
-        """Make the targets that are due, and see when to come back."""
+        """Make the targets that are due, and set the next deadline."""
         wake_at = self._sessions[0][0] if self._sessions else None
         for name in list(self._dirty):
             group = self.groups[name]

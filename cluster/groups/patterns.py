@@ -1,9 +1,8 @@
 """Patterns of topic names, matched in a time that no pattern can blow up. (Pure.)
 
-Whoever subscribes with a pattern has it matched on a node's event loop, so a library that tries one
-way after the other is out of the question: `(a+)+b` would stop the node. Here a pattern becomes an
-automaton, all ways are followed at once, and every name costs its length at most times the size of
-the pattern.
+The pattern of a subscription is matched on the event loop of a node, so a backtracking library
+cannot be used: `(a+)+b` would stop the node. Here a pattern becomes an automaton that follows all
+ways at once. A name costs at most its length times the size of the pattern.
 
     literals, .           a character of names (A-Z a-z 0-9 . _ -); others never match
     \\.  \\d \\w \\D \\W      a character as it is; classes
@@ -11,8 +10,8 @@ the pattern.
     ( )  (?: )  |         groups and alternatives
     *  +  ?  {2}  {1,3}   repeats; {2,} as well, and a ? behind them changes nothing
 
-The whole name has to match, so ^ in front and $ at the end are allowed and mean nothing. Everything
-else that regular expressions have is refused.
+The whole name has to match, so ^ in front and $ at the end are allowed and change nothing. All
+other features of regular expressions are refused.
 """
 
 from typing import NamedTuple
@@ -56,14 +55,15 @@ class Pattern:
 
     def __init__(self, text: str) -> None:
         node = _Parser(text).parse()
-        # A state is the letters that lead on and where to, or (None) where to go without one.
+        # A state is the letters that lead on and the next states, or (None) the states to enter
+        # without a letter.
         self._states: list[tuple[Letters | None, tuple[int, ...]]] = [(frozenset(), ())]
         start = self._build(node, 0)
         self._start = self._closure((start,))
         self._known: dict[tuple[frozenset[int], str], frozenset[int]] = {}
 
     def matches(self, name: str) -> bool:
-        """Whether all of the name fits."""
+        """Report whether the whole name matches."""
         at, known = self._start, self._known
         for letter in name:
             after = known.get((at, letter))
@@ -85,7 +85,8 @@ class Pattern:
         return self._closure(tuple(reached))
 
     def _closure(self, states: tuple[int, ...]) -> frozenset[int]:
-        """These and all that can be reached without a letter; only those that need one, or end."""
+        """Return the states reachable from these without a letter; only those that need a
+        letter, or end."""
         seen: dict[int, None] = dict.fromkeys(states)
         todo = list(seen)
         while todo:
@@ -104,7 +105,7 @@ class Pattern:
         return len(self._states) - 1
 
     def _build(self, node: _Node, after: int) -> int:
-        """The state from which the node leads to `after`."""
+        """Return the state from which the node leads to `after`."""
         if isinstance(node, frozenset):
             return self._add(node, (after,))
         if isinstance(node, _Sequence):

@@ -2,22 +2,22 @@
 
 Each partition of a group is in one of these states:
 
-    free      nobody has it, and nobody should
-    owned     its owner is who should have it
-    revoking  its owner should let go of it: somebody else should have it, or nobody
+    free      no member has it, and none should
+    owned     its owner is the member that should have it
+    revoking  its owner should release it: another member should have it, or none
 
     free     ──retarget──> owned         given at once
     owned    ──retarget to another──> revoking, since this generation
-    revoking ──retarget back──> owned    its owner never let go
-    revoking ──its owner lets go, or is gone──> owned by whom it should have, or free
+    revoking ──retarget back──> owned    its owner never released it
+    revoking ──its owner releases it, or is gone──> owned by its target, or free
 
-So nobody gets a partition before the one who had it has said that it let go, or has no session any
-more; and a partition that stays where it is notices nothing.
+So no member gets a partition before the previous owner has released it or has no session any more.
+A partition that stays where it is is not affected.
 
-A new target is a new generation, and a partition gets the generation in which it was given as its
-owner epoch: each owner's is above that of the one before. A member lets go by a heartbeat that no
-longer names the partition and knows the generation since which it should: an older one may have
-been sent before the member took what it had been given.
+A new target is a new generation. A partition gets the generation in which it was given as its owner
+epoch, so the epoch of each owner is above that of the owner before. A member releases a partition
+with a heartbeat that no longer names it and knows the generation since which it should: an older
+heartbeat may have been sent before the member took over what it was given.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -26,7 +26,7 @@ from raftq.cluster.groups.assignment import Slot
 
 
 class Ownership:
-    """The partitions of one group. It changes by its verbs only, the same way on every replay."""
+    """The partitions of one group. Only its methods change it, the same way on every replay."""
 
     def __init__(self, generation: int = 0) -> None:
         self.generation = generation
@@ -34,30 +34,30 @@ class Ownership:
         self.owner: dict[Slot, tuple[str, int]] = {}
         """Who may have it now, and its owner epoch; also while it is being revoked."""
         self.revoked: dict[Slot, int] = {}
-        """Since which generation the owner should let go."""
+        """The generation since which the owner should release it."""
         self._owned: dict[str, dict[Slot, int]] = {}
         self._promised: dict[str, dict[Slot, None]] = {}
-        """What a member should have and another has still."""
+        """What a member should have and another still has."""
 
     # What holds now.
 
     def may_own(self, member: str) -> dict[Slot, int]:
-        """What the member may have, and the owner epochs."""
+        """Return what the member may have, with the owner epochs."""
         revoked = self.revoked
         owned = self._owned.get(member, {})
         return {slot: epoch for slot, epoch in owned.items() if slot not in revoked}
 
     def is_promised(self, member: str) -> bool:
-        """Whether the member gets more once others have let go."""
+        """Report whether the member gets more once others have released it."""
         return bool(self._promised.get(member))
 
     @property
     def is_settled(self) -> bool:
-        """Whether everybody has what it should have."""
+        """Whether every member has what it should have."""
         return not self.revoked
 
     def let_go(self, member: str, generation: int, named: Collection[Slot]) -> list[Slot]:
-        """What a heartbeat of this member, which names what it has, says that it let go of."""
+        """Return what this heartbeat releases: the member names what it has."""
         revoked = self.revoked
         return [
             slot
@@ -68,14 +68,14 @@ class Ownership:
     # What changes it.
 
     def retarget(self, generation: int, changes: Mapping[Slot, str | None]) -> None:
-        """A new generation, and who should have these partitions in it."""
+        """Begin a new generation, with new targets for these partitions."""
         assert generation > self.generation, (generation, self.generation)
         self.generation = generation
         for slot, member in changes.items():
             self._aim(slot, member)
 
     def release(self, member: str, slots: Iterable[Slot]) -> None:
-        """The member let go of these."""
+        """Release these partitions of the member."""
         for slot in slots:
             owner, _ = self.owner[slot]
             assert owner == member, (slot, owner, member)
@@ -83,7 +83,7 @@ class Ownership:
             self._free(slot)
 
     def drop(self, member: str) -> None:
-        """The member is gone, and everything it had is free."""
+        """Remove the member and free everything it had."""
         for slot in [slot for slot, aim in self.target.items() if aim == member]:
             self._aim(slot, None)
         for slot in list(self._owned.get(member, ())):
@@ -92,8 +92,8 @@ class Ownership:
         self._promised.pop(member, None)
 
     def renew(self, member: str, generation: int) -> None:
-        """Another process goes on as this member: it has what the member should keep, with epochs
-        that fence the process before, and never had the rest."""
+        """Let another process go on as this member. It has what the member should keep, with
+        epochs that fence the process before, and never had the rest."""
         assert generation > self.generation, (generation, self.generation)
         self.generation = generation
         for slot in list(self._owned.get(member, ())):
@@ -103,7 +103,8 @@ class Ownership:
                 self._give(slot, member)
 
     def raise_to(self, generation: int) -> None:
-        """Partitions know higher owner epochs than this group: give everything anew, above them."""
+        """Give everything again, above these epochs: partitions know higher ones than this
+        group."""
         assert generation > self.generation, (generation, self.generation)
         self.generation = generation
         for slot, (member, _) in list(self.owner.items()):
@@ -111,8 +112,8 @@ class Ownership:
                 self._give(slot, member)
 
     def restore(self, slot: Slot, target: str | None, owned: tuple[str, int, int] | None) -> None:
-        """One partition as a snapshot has it: who should have it; and who has it, since which
-        epoch, and to be revoked since which generation (0: not)."""
+        """Restore one partition of a snapshot: its target, its owner and epoch, and the
+        generation since which it is revoked (0: not)."""
         if owned is not None:
             member, epoch, revoked = owned
             self.owner[slot] = (member, epoch)
@@ -154,7 +155,7 @@ class Ownership:
         self._owned.setdefault(member, {})[slot] = self.generation
 
     def check(self) -> None:
-        """Assert what the parts of this say about each other."""
+        """Assert that the parts of this state agree."""
         for slot, (member, epoch) in self.owner.items():
             assert self._owned[member][slot] == epoch <= self.generation, slot
             assert (slot in self.revoked) == (self.target.get(slot) != member), slot

@@ -1,8 +1,8 @@
-"""Which topics there are for groups, and which of them a member wants. (Pure.)
+"""Which topics exist for groups, and which of them a member wants. (Pure.)
 
-A member names topics, or gives a pattern that whole names have to match, or both. The cluster's own
-topics are for nobody, and dead-letter topics only for those that name them: a pattern that was
-written for `orders.*` is not meant to get what was given up of `orders`.
+A member names topics, or gives a pattern that whole names have to match, or both. Internal topics
+are for no group. Dead-letter topics are only for members that name them: a pattern written for
+`orders.*` does not want what was given up of `orders`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ class TopicCounts:
         self._matching: dict[str, dict[str, None]] = {}
 
     def wanted(self, topics: Sequence[str], pattern: str) -> list[str]:
-        """Those that there are, in order."""
+        """Return the topics that exist, in order."""
         found = {topic for topic in topics if topic in self.counts}
         if pattern:
             if pattern not in self._matching:
@@ -28,7 +28,7 @@ class TopicCounts:
         return sorted(found)
 
     def differences(self, counts: Mapping[str, int]) -> "TopicCounts":
-        """Those that have another number of partitions here and there, or are only here or only
+        """Return the topics whose number of partitions differs, or that exist only here or only
         there."""
         before = self.counts
         names = [name for name in before if counts.get(name) != before[name]]
@@ -36,7 +36,8 @@ class TopicCounts:
         return TopicCounts({name: counts.get(name, 0) for name in names})
 
     def updated(self, counts: Mapping[str, int]) -> "TopicCounts":
-        """Another moment. Names that were looked at before are not looked at again."""
+        """Return the topics at another moment. Names that were checked before are not checked
+        again."""
         after = TopicCounts(counts)
         added = [name for name in after.counts if name not in self.counts]
         for pattern, names in self._matching.items():

@@ -1,18 +1,18 @@
 """The coordinator of the groups of one partition of `__groups`, for one epoch. (Shell.)
 
-Runs the core (cluster/groups/groups.py) on the partition's log: what the core decides is appended,
-all records of one turn of the loop as one batch, and every answer waits until the log as it was
-when the answer was made is replicated. A coordinator that takes over reads the log from its start,
-which is a snapshot once the log has grown.
+It runs the core (cluster/groups/groups.py) on the log of the partition. The decisions of the core
+are appended, all records of one turn of the loop as one batch. Every answer waits until the log, as
+it was when the answer was made, is replicated. A coordinator that takes over reads the log from its
+start, which is a snapshot once the log has grown.
 
-An answer renews the member's session, so it must not come from one that has been replaced and does
-not know: the next coordinator counts from when it took over. Therefore a record has to be appended
-after the request came and be replicated before the answer: if there is none, a Beat, which all
-answers of a moment share. Queue members own nothing, and need no such proof.
+An answer renews the session of a member, so it must not come from a coordinator that was replaced
+and does not know it: the next one counts from when it took over. Therefore a record has to be
+appended after the request came and be replicated before the answer. Without another record this is
+a Beat, which all answers of a moment share. Queue members own nothing and need no such proof.
 
-A heartbeat that may wait is parked while there is no news for its member: nothing that it does not
-have or should not have, beyond what it was told before. There is one parked heartbeat per member at
-most: a newer one takes its place.
+A heartbeat that may wait is parked while there is no news for its member: nothing new to take or to
+release since the last answer. There is at most one parked heartbeat per member; a newer one
+replaces it.
 """
 
 import asyncio
@@ -61,19 +61,19 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_MS = 3_000
 PROOF_S = 0.2
-"""Answers without news wait so long for others to share a Beat with."""
+"""Answers without news wait this long for others to share a Beat with."""
 REPEAT_S = 0.5
-"""A member that has not done yet what it was told is told again after this time."""
+"""A member that has not yet done what the last answer said gets it again after this time."""
 READY_S = 10.0
 """How long a request waits for a coordinator that is reading its log."""
 RETRY_S = 1.0
-"""Before a log that cannot be read or written is tried again."""
+"""The wait before a log that cannot be read or written is tried again."""
 BATCH_BYTES_MAX = 1024 * 1024
 SNAPSHOT_BYTES_MIN = 1024 * 1024
 """The log is replaced by a snapshot when it has grown by this, and by four times its snapshot."""
 
 Key = tuple[str, str]
-"""Group and member."""
+"""(group, member id)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,15 @@ class _Due(NamedTuple):
     future: "asyncio.Future[Any]"
     make: Callable[[], Outcome]
     proves: bool
-    """Only a leader may give it."""
+    """Whether only a leader may give this answer."""
 
 
 class Coordinator:
-    """See the module's docstring. `counts` gives the partitions of each topic, `ended` makes the
-    error for those who wait when the epoch is over, and `on_stop` is told then."""
+    """The coordinator of one partition of `__groups` for one epoch.
+
+    `counts` returns the partitions of each topic, `ended` makes the error for those who wait when
+    the epoch is over, and `on_stop` is called then.
+    """
 
     def __init__(  # noqa: PLR0913 - one thing from each part of a node
         self,
@@ -182,7 +185,7 @@ class Coordinator:
         self._react()
 
     def stop(self) -> None:
-        """The epoch is over: nobody can be answered here any more."""
+        """Stop with the epoch: everybody who waits gets an error."""
         if self._stopped:
             return
         self._stopped = True
@@ -192,7 +195,7 @@ class Coordinator:
         error = self._ended()
         if not self.ready.done():
             self.ready.set_exception(error)
-            self.ready.exception()  # nobody has to wait for it
+            self.ready.exception()  # nobody needs to wait for it
         unknown = self._ended().with_outcome("unknown")
         for heartbeats in list(self._parked.values()):
             for heartbeat in list(heartbeats.values()):
@@ -219,7 +222,7 @@ class Coordinator:
     def heartbeat(
         self, message: GroupHeartbeat, host: str
     ) -> "asyncio.Future[GroupHeartbeatReply]":
-        """The answer, at once or when there is news or the time to wait is over."""
+        """Return the answer: at once, with news, or when the time to wait is over."""
         is_join = not message.member_id or not message.member_epoch
         self._check(is_join)
         now = self._loop.time()
@@ -275,14 +278,15 @@ class Coordinator:
             return True
         told = self._told.get(heartbeat.key)
         if told is not None and heartbeat.message.generation >= told.generation:
-            # It heard that, and may still be at it.
+            # The member has that answer, and may still be working on it.
             return told.assigned != view.assigned
         if heartbeat.message.mode == "queue":
             return heartbeat.message.generation != view.generation
         return heartbeat.named != _slots(view)
 
     def _wait_s(self, heartbeat: _Heartbeat, view: MemberView) -> float:
-        """A third of the session at most, which runs from when the heartbeat was sent."""
+        """Return how long the heartbeat may wait: at most a third of the session, which runs
+        from when it was sent."""
         wait_s = min(heartbeat.message.wait_ms, heartbeat.message.session_ms // 3) / 1000
         if heartbeat.message.mode == "stream" and heartbeat.named != _slots(view):
             wait_s = min(wait_s, REPEAT_S)
@@ -307,7 +311,7 @@ class Coordinator:
             self._flush_within(PROOF_S if proves and not at_once else 0.0)
 
     def _reply(self, heartbeat: _Heartbeat) -> Outcome:
-        """What the member is told, as of everything that is in the log now."""
+        """Make the answer from everything that is in the log now."""
         group, member_id = heartbeat.key
         view = self.core.view(group, member_id)
         if view is None or view.member_epoch != heartbeat.epoch:
@@ -325,7 +329,7 @@ class Coordinator:
     # What the core decided.
 
     def _react(self) -> None:
-        """Take over what the last step changed."""
+        """Handle what the last step of the core changed."""
         if self._stopped:
             return
         records, changed = self.core.take()
@@ -433,7 +437,7 @@ class Coordinator:
             self._snapshot()
 
     def _append(self) -> int:
-        """The end of the log once everything is in it."""
+        """Append everything, and return the end of the log."""
         data = self.leadership.data
         if not self._outbox and any(answer.proves for answer in self._due):
             self._outbox.append(pack(Beat()))
@@ -460,7 +464,7 @@ class Coordinator:
             _finish(future, outcome if error is None else error)
 
     def _snapshot(self) -> None:
-        """Write down everything; once that is replicated, drop what came before."""
+        """Write a snapshot. Once it is replicated, drop what came before."""
         if self._snapshotting:
             return
         data = self.leadership.data
@@ -483,7 +487,7 @@ class Coordinator:
         failed = replicated.cancelled() or replicated.exception() is not None
         if not failed and not self._stopped and self.leadership.active:
             self.leadership.data.truncate_prefix(base)
-            logger.info("partition=%s begins with a snapshot at=%d", self.leadership.ref, base)
+            logger.info("partition=%s starts with a snapshot at=%d", self.leadership.ref, base)
 
 
 def _slots(view: MemberView) -> set[tuple[str, int]]:

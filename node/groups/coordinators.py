@@ -1,8 +1,9 @@
-"""The coordinators of this node, and the handlers of what is asked about groups. (Shell.)
+"""The coordinators of this node, and the handlers of requests about groups. (Shell.)
 
 A group belongs to the partition of `__groups` that its name hashes to, and the leader of that
-partition coordinates it (coordinator.py). The topic is made by whichever node is first asked about
-a group. A node that is asked about another's group says who leads it, as with any partition.
+partition coordinates it (coordinator.py). The first node that gets a request about a group creates
+the topic. A node that gets a request about a group of another node names its leader, as with any
+partition.
 """
 
 import asyncio
@@ -53,8 +54,8 @@ logger = logging.getLogger(__name__)
 PARTITIONS = 8
 REPLICATION = 3
 TOPICS_SHOWN_MAX = 1000
-# What is in the log is all there is: nothing of it may go by age, nor be lost by a power cut that
-# would give out a generation for the second time.
+# The log is all there is: no record may be dropped by age, nor be lost by a power cut, which would
+# give out a generation twice.
 SETTINGS: dict[str, Detail] = {
     "retention_ms": -1,
     "fsync": "always",
@@ -67,12 +68,12 @@ R = TypeVar("R")
 
 
 def partition_of(group: str, partitions: int) -> int:
-    """The partition of `__groups` that a group belongs to."""
+    """Return the partition of `__groups` that a group belongs to."""
     return int(mmh3.hash(group.encode(), signed=False)) % partitions
 
 
 class Coordinators:
-    """See the module's docstring."""
+    """The coordinators of this node, by partition of `__groups`."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Coordinators:
         metadata.subscribe(self._changed)
 
     def serve(self, leadership: Leadership) -> Coordinator:
-        """This node begins to lead a partition of `__groups`."""
+        """Begin to lead a partition of `__groups`."""
         number = leadership.ref.number
         coordinator = Coordinator(
             leadership,
@@ -149,7 +150,7 @@ class Coordinators:
         if leader == self._node_id:
             text = f"node {leader} begins to lead {GROUPS_TOPIC}/{number}"
         elif leader is None:
-            text = f"nobody leads {GROUPS_TOPIC}/{number} at the moment"
+            text = f"no node leads {GROUPS_TOPIC}/{number} at the moment"
         else:
             text = f"node {leader} leads {GROUPS_TOPIC}/{number}"
         return NotLeader(f"{text}, in epoch {epoch}").with_details(leader=leader, epoch=epoch)
@@ -162,8 +163,10 @@ class Coordinators:
         nodes = len(log.state.nodes)
         replication = min(REPLICATION, max(nodes, len(log.voters)))
         if nodes < replication:
-            # Made now, it would have too few copies for ever.
-            raise NotEnoughReplicas(f"{nodes} nodes are there of {replication} to keep groups on")
+            # If it were created now, it would have too few copies for ever.
+            raise NotEnoughReplicas(
+                f"{nodes} nodes of {replication} that are needed to keep groups"
+            )
         try:
             await log.propose(CreateTopic(GROUPS_TOPIC, PARTITIONS, replication, SETTINGS))
         except TopicExists:
@@ -176,7 +179,7 @@ class Coordinators:
     # Whom to ask.
 
     def _at_hand(self, group: str) -> Coordinator | None:
-        """The coordinator of a group, if it is here and can answer at once."""
+        """Return the coordinator of a group, if it is here and can answer at once."""
         topic = self._metadata.state.topics.get(GROUPS_TOPIC)
         if topic is None:
             return None
@@ -185,7 +188,7 @@ class Coordinators:
         return found if ready else None
 
     async def _find(self, group: str) -> Coordinator:
-        """The coordinator of a group, once it can answer; NotLeader when it is elsewhere."""
+        """Return the coordinator of a group, once it can answer. NotLeader when it is elsewhere."""
         number = await self._number(group)
         try:
             async with asyncio.timeout(READY_S):
@@ -213,7 +216,8 @@ class Coordinators:
                 waiter.set_result(None)
 
     def _ask(self, group: str, ask: Callable[[Coordinator], Awaitable[R]]) -> Awaitable[R]:
-        """The answer of a group's coordinator, without a task when it is at hand."""
+        """Return the answer of the coordinator of a group, without a task when it can answer at
+        once."""
         found = self._at_hand(group)
         return self._ask_later(group, ask) if found is None else ask(found)
 
@@ -281,7 +285,7 @@ class Coordinators:
             try:
                 await coordinator.until_ready()
             except NotLeader:
-                continue  # whoever leads it now tells of its groups
+                continue  # its new leader lists its groups
             found += [
                 GroupSummary(
                     group.name, group.phase, group.mode, len(group.members), group.generation
@@ -308,7 +312,7 @@ def _member_info(core: Groups, group: Group, member: Member, now: float) -> Memb
 
 
 def _host(session: Any) -> str:
-    """Where a caller is, without the port of its connection: that changes with every one."""
+    """Return the host of a caller, without the port, which changes with every connection."""
     peer = str(getattr(session, "peer", ""))
     found = _PEER.match(peer)
     return found[1] if found else peer[:255]

@@ -1,11 +1,11 @@
-"""Counters that the node bumps while it works. (Core.)
+"""Counters that the node increments while it works. (Core.)
 
-Plain numbers on one event loop: a bump costs a fraction of a microsecond and takes no lock, and
-nothing here is called per record. What can be read off the replicas is not counted here. The text
-that Prometheus reads is written by http/exposition.py.
+They are plain numbers on one event loop: an increment costs a fraction of a microsecond and takes
+no lock, and nothing here is called per record. What can be read from the replicas is not counted
+here. exposition.py writes the text that Prometheus reads.
 
-Labels are bounded: after KEYS_MAX different ones, new ones are counted together as OTHER, so that
-no caller can fill the memory with names.
+Labels are bounded: after KEYS_MAX different ones, new ones are counted together as OTHER, so no
+caller can fill the memory with names.
 """
 
 from bisect import bisect_left
@@ -24,7 +24,7 @@ V = TypeVar("V")
 
 
 class Timings:
-    """A histogram of seconds. The last count is of what was longer than every bound."""
+    """A histogram of seconds. The last count is for values above every bound."""
 
     __slots__ = ("counts", "sum_s")
 
@@ -42,7 +42,7 @@ class Timings:
 
 
 class NodeMetrics:
-    """One per node. The fields are public: whoever does the work adds to them."""
+    """The counters of one node. The fields are public: other modules add to them."""
 
     __slots__ = (
         "connections_refused", "connections_total", "elections", "fsync", "http", "http_in_flight",
@@ -56,7 +56,7 @@ class NodeMetrics:
         self.isr_shrinks = 0
         self.isr_expansions = 0
         self.elections = 0
-        """Times that this node began to lead a partition."""
+        """How often this node began to lead a partition."""
         self.fsync = Timings()
         self.requests: dict[str, Timings] = {}
         """Native requests by kind."""
@@ -73,26 +73,26 @@ class NodeMetrics:
         self.http_in_flight = 0
 
     def request(self, kind: str, seconds: float, error: str = "") -> None:
-        """A native request was answered; `error` is the code it was refused with."""
+        """Note an answered native request. `error` is its code if it was refused."""
         _entry(self.requests, kind, OTHER, Timings).observe(seconds)
         if error:
             _add(self.request_errors, (kind, error), (OTHER, OTHER))
 
     def produced(self, topic: str, seconds: float) -> None:
-        """A produce request to a topic that exists was answered well."""
+        """Note a produce request that succeeded."""
         _entry(self.produce, topic, OTHER, Timings).observe(seconds)
 
     def refused(self, topic: str, error: str) -> None:
-        """A produce request was answered with an error. `topic` is OTHER for unknown topics."""
+        """Note a produce request that failed. `topic` is OTHER for unknown topics."""
         _add(self.produce_errors, (topic, error), (OTHER, error))
 
     def answered(self, route: str, status: int, seconds: float) -> None:
-        """An HTTP request was answered."""
+        """Note an answered HTTP request."""
         _entry(self.http, route, OTHER, Timings).observe(seconds)
         _add(self.http_statuses, (route, status), (OTHER, status))
 
     def forget_topic(self, topic: str) -> None:
-        """The topic was deleted: its series end."""
+        """End the series of a deleted topic."""
         self.produce.pop(topic, None)
         for key in [key for key in self.produce_errors if key[0] == topic]:
             del self.produce_errors[key]

@@ -1,12 +1,13 @@
-"""The text that Prometheus reads. (Pure, but for the process's own figures.)
+"""The text that Prometheus reads. (Pure, except for the figures of the process.)
 
-Series of replicas come from NodeFacts at the moment of the scrape and are written as lines at once:
-through the library's families ten thousand of them would hold up the event loop for 80 ms. Figures
-of the process itself (memory, processor time, files, garbage collection) are the library's.
+The series of replicas come from NodeFacts at the moment of the scrape and are written as lines at
+once: through the families of the library, ten thousand of them would block the event loop for 80
+ms. The library writes the figures of the process itself (memory, processor time, files, garbage
+collection).
 
-A node describes the replicas it holds; sums over nodes are for whoever scrapes all of them. Beyond
-PARTITIONS_MAX replicas only sums by topic are given, and beyond TOPICS_MAX topics only those of the
-first; how many were left out is a series of its own.
+A node describes its own replicas; sums over nodes are made from the scrapes of all nodes. Beyond
+PARTITIONS_MAX replicas there are only sums by topic, and beyond TOPICS_MAX topics only those of the
+first. How many were left out is a series of its own.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""What the HTTP side may know of its node. (Pure.)
+"""What the HTTP side may read of its node. (Pure.)
 
-`NodeFacts` is implemented by the node and by the tests' fake. Everything in it is read on the event
+The node and the fake of the tests implement `NodeFacts`. Everything in it is read on the event
 loop, at the moment of a request or a scrape; nothing is kept.
 """
 
@@ -30,25 +30,25 @@ class ReplicaStats:
     size_bytes: int
     segments: int = 1
     appended_records: int = 0
-    """Taken from producers, as the leader."""
+    """What this replica accepted from producers, as the leader."""
     appended_bytes: int = 0
     append_count: int = 0
-    """Appends to the log, whatever their size, and the time they took together."""
+    """The number of appends to the log, whatever their size, and the total time they took."""
     append_seconds: float = 0.0
     duplicates: int = 0
     """Batches that producers sent again."""
     fetched_records: int = 0
-    """Handed to consumers."""
+    """What this replica handed to consumers."""
     fetched_bytes: int = 0
     truncations: int = 0
     follower_ends: Mapping[int, int] = field(default_factory=dict)
-    """On a leader: where the log of each other replica ends, as far as it is known."""
+    """On a leader: the known end of the log of each other replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """A group on a partition that is led here. Counters began when the group was created, wherever
-    the partition was led since."""
+    """A group on a partition that this node leads. Counters began when the group was created,
+    whichever node led the partition since."""
 
     topic: str
     partition: int
@@ -58,12 +58,13 @@ class GroupStats:
     waiting: int = 0
     paused: bool = False
     counters: Mapping[str, int] = field(default_factory=dict)
-    """Of queue groups, by what became of records; readers have none."""
+    """Counters of queue groups, by what became of records. Readers have none."""
 
 
 @dataclass(frozen=True, slots=True)
 class DelayedStats:
-    """The delayed records of a partition that is led here. Counters began when it was."""
+    """The delayed records of a partition that this node leads. Counters began with the
+    leadership."""
 
     topic: str
     partition: int
@@ -75,7 +76,7 @@ class DelayedStats:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatedGroup:
-    """A group that is coordinated here."""
+    """A group that this node coordinates."""
 
     group: str
     members: int
@@ -83,7 +84,7 @@ class CoordinatedGroup:
 
 
 class NodeFacts(Protocol):
-    """See the module's docstring."""
+    """What the HTTP side reads of its node."""
 
     @property
     def node_id(self) -> int: ...
@@ -97,7 +98,7 @@ class NodeFacts(Protocol):
 
     @property
     def native_address(self) -> tuple[str, int]:
-        """Where the node itself reaches its native listener."""
+        """The address at which the node itself reaches its native listener."""
 
     @property
     def metadata(self) -> MetadataLog: ...
@@ -113,7 +114,7 @@ class NodeFacts(Protocol):
     def coordinated(self) -> Iterable[CoordinatedGroup]: ...
 
     def checks(self) -> Mapping[str, tuple[bool, str]]:
-        """What must hold for the node to be ready: name -> (whether it does, a sentence)."""
+        """Return the conditions of readiness: name -> (whether it holds, a sentence)."""
 
     def connections(self) -> int:
         """Open connections of the native listener."""

@@ -1,7 +1,7 @@
 """The figures of groups, leases and delays for Prometheus. (Pure.)
 
-Each comes from the leader of a partition, or from a group's coordinator, so a sum over all nodes
-counts nothing twice. Beyond SERIES_MAX rows the rest is left out, and counted.
+Each comes from the leader of a partition, or from the coordinator of a group, so a sum over all
+nodes counts nothing twice. Beyond SERIES_MAX rows the rest is left out, and counted.
 """
 
 from collections.abc import Callable, Iterable, Sequence

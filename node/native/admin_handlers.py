@@ -1,7 +1,7 @@
-"""Handlers of what operators and tools ask: metadata, topics, moves, nodes. (Shell.)
+"""Handlers of requests by operators and tools: metadata, topics, moves, nodes. (Shell.)
 
-Any node answers: it proposes the change, and by the time it answers the change is decided and known
-here. Other nodes hear of it a moment later.
+Any node answers. It proposes the change, and when it answers, the change is decided and known here.
+Other nodes learn of it a moment later.
 """
 
 from importlib.metadata import version
@@ -101,7 +101,7 @@ class AdminHandlers:
         return admin.RemoveNodeReply()
 
     def table(self) -> dict[type, Any]:
-        """Request class -> handler."""
+        """Return request class -> handler."""
         return {
             Metadata: self.metadata,
             admin.ClusterStatus: self.cluster_status,

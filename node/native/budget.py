@@ -2,12 +2,12 @@
 
 Counted are the buffers of big frames while they arrive, and the bytes of requests in flight. Over
 the limit, a connection that needs memory for a big frame waits its turn, first come first served;
-small frames go on, since they are few bytes and often what frees memory or keeps a lease.
+small frames go on: they are few bytes, and often they free memory or keep a lease.
 
 When frames that have only partly arrived hold all the memory, and no big request is in flight that
-would give some back, the one that waits longest is let through over the limit, alone, until its
-frame is whole. So memory stays within the limit and one frame, and nobody waits for ever on anybody
-but a slow sender, whom the listener cuts.
+would give some back, the connection that waits longest may exceed the limit, alone, until its
+frame is whole. So memory stays within the limit plus one frame, and a connection waits at most for
+a slow sender, which the listener cuts.
 """
 
 from typing import Generic, TypeVar
@@ -21,7 +21,7 @@ SPARE_BYTES = 16 * 1024  # what a connection may have in flight when memory is s
 
 
 class MemoryBudget(Generic[W]):
-    """Counts bytes. A waiter is whatever stands for a connection."""
+    """Counts the bytes of all connections. A waiter stands for a connection."""
 
     __slots__ = ("_bytes_max", "_granted", "_pending", "_through", "_waiting", "used")
 
@@ -35,19 +35,19 @@ class MemoryBudget(Generic[W]):
 
     @property
     def short(self) -> bool:
-        """Whether somebody waits or would have to."""
+        """Whether a connection waits or would have to."""
         return bool(self._waiting) or self.used >= self._bytes_max
 
     @property
     def window(self) -> int:
-        """How many bytes a connection should read at once."""
+        """Return how many bytes a connection should read at once."""
         return 0 if self.used >= self._bytes_max else SCRATCH_BYTES
 
     def waits(self, who: W) -> bool:
         return who in self._waiting
 
     def is_full(self, in_flight_bytes: int) -> bool:
-        """Whether a connection with that much in flight has to wait for its own answers."""
+        """Report whether a connection with that much in flight has to wait for its own answers."""
         return self.used >= self._bytes_max and in_flight_bytes >= SPARE_BYTES
 
     def ask(self, who: W, count: int) -> bool:
@@ -65,13 +65,13 @@ class MemoryBudget(Generic[W]):
         return True
 
     def whole(self, who: W, count: int) -> None:
-        """The frame has arrived: its `count` bytes are counted by `start` from here on."""
+        """Note that a frame has arrived: `start` counts its `count` bytes from here on."""
         self.used -= count
         if self._through is who:
             self._through = None
 
     def start(self, count: int) -> None:
-        """A request is in flight."""
+        """Note a request in flight."""
         self.used += count
         self._pending += count > SMALL_BYTES_MAX
 
@@ -80,14 +80,14 @@ class MemoryBudget(Generic[W]):
         self._pending -= count > SMALL_BYTES_MAX
 
     def leave(self, who: W, count: int) -> None:
-        """The connection is gone, with `count` bytes of a frame that never became whole."""
+        """Note a connection that is gone, with `count` bytes of a frame that never became whole."""
         self.used -= count + self._granted.pop(who, 0)
         self._waiting.pop(who, None)
         if self._through is who:
             self._through = None
 
     def next_waiting(self) -> W | None:
-        """Who may go on now, if anybody: it has what it asked for, and asks once more."""
+        """Return who may go on now, or None. It has the memory it asked for, and asks again."""
         if not self._waiting:
             return None
         who, count = next(iter(self._waiting.items()))

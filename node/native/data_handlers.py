@@ -1,9 +1,9 @@
-"""Handlers of what clients ask about records: produce, fetch, offsets, producer ids. (Shell.)
+"""Handlers of requests about records: produce, fetch, offsets, producer ids. (Shell.)
 
-Each is called by a session with the request, its raw part and the session, and answers at once or
-with a future. A fetch that finds too little is parked at the partitions it names and looks again
-when one of them has more; it holds no thread and no task. It ends when its caller asks for one of
-its partitions from another offset, because a consumer that has sought elsewhere no longer waits.
+A session calls a handler with the request, its raw part and the session. It answers at once or with
+a future. A fetch that finds too little is parked at its partitions and checks again when one of
+them has more; it holds no thread and no task. It ends when its caller asks for one of its
+partitions from another offset, because a consumer that has moved on no longer waits.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class _ParkedFetch:
             self._handlers.loop.call_soon(self._look)
 
     def is_replaced_by(self, session: Any, wanted: FetchPartition) -> bool:
-        """Whether the caller now wants one of its partitions from elsewhere."""
+        """Report whether the caller now wants one of the partitions from another offset."""
         return self._session is session and any(
             place.topic == wanted.topic
             and place.partition == wanted.partition
@@ -98,7 +98,7 @@ class _ParkedFetch:
                 self.future.set_result(answer)
 
     def finish(self) -> None:
-        """Answer with what there is, be it nothing."""
+        """Answer with what there is, even with nothing."""
         if not self.future.done():
             self.future.set_result(self._handlers.collect(self._message)[0])
 
@@ -109,7 +109,7 @@ class _ParkedFetch:
 
 
 class DataHandlers:
-    """See the module's docstring."""
+    """Handlers of requests about records."""
 
     def __init__(self, node_id: int, partitions: Partitions, metadata: MetadataLog) -> None:
         self.loop = asyncio.get_running_loop()
@@ -141,7 +141,7 @@ class DataHandlers:
         return self._produce_first(message, raw)
 
     async def _produce_first(self, message: Produce, raw: memoryview) -> ProduceReply:
-        """The first delayed records of a topic make it a queue."""
+        """Make the topic a queue: these are its first delayed records."""
         await self._partitions.enable_queues(message.topic)
         answer = self._partitions.of(message.topic, message.partition).produce(message, raw)
         return answer if isinstance(answer, ProduceReply) else await answer
@@ -169,7 +169,7 @@ class DataHandlers:
                         reader.finish()
 
     def collect(self, message: Fetch) -> tuple[FetchAnswer, bool]:
-        """What can be read now, and whether it is worth an answer."""
+        """Return what can be read now, and whether it is worth an answer."""
         found: list[FetchedPartition] = []
         buffers: list[Buffer] = []
         size = 0

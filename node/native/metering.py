@@ -1,7 +1,7 @@
 """Counts and times the requests that the native listener answers. (Shell.)
 
-One bump of a histogram per request, after its answer is on its way. What is parked on purpose
-(fetches, followers' requests) counts with the time it was held.
+It adds to one histogram per request, after the answer is on its way. Requests that are parked on
+purpose (fetches, requests of followers) count with the time they were held.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from raftq.node.native.session import Observer
 
 
 def meter(metrics: NodeMetrics, clock: Callable[[], float]) -> Observer:
-    """What a listener tells of each answered request."""
+    """Called by the listener for each answered request."""
 
     def observe(message: WireMessage, began: float, error: BaseException | None) -> None:
         seconds = clock() - began

@@ -1,4 +1,4 @@
-"""Handlers of what an operator asks about partitions that nobody leads. (Shell.)"""
+"""Handlers of requests by an operator about partitions without a leader. (Shell.)"""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from raftq.node.replication.partitions import Partitions
 
 
 class RecoveryHandlers:
-    """See the module's docstring."""
+    """Handlers of requests about copies and recovery."""
 
     def __init__(self, partitions: Partitions, log: MetadataLog) -> None:
         self._partitions = partitions
@@ -36,7 +36,7 @@ class RecoveryHandlers:
         return RecoverPartitionReply(tuple(await self._log.propose(command)))
 
     def table(self) -> dict[type, Any]:
-        """Request class -> handler."""
+        """Return request class -> handler."""
         return {DescribeCopies: self.describe, RecoverPartition: self.recover}
 
 

@@ -1,16 +1,16 @@
 """Shell: one connection of the native listener, from its first byte to its last.
 
-    greeting ──Hello──> serving ──reason to part──> leaving ──> gone
+    greeting ──Hello──> serving ──reason to end──> leaving ──> gone
         └──no or bad Hello, handshake_ms──────────────┘
 
 A request goes to its handler as soon as it is whole; replies go out as they are ready, in any
-order. Nothing is read while the connection has as much in flight as it may, while the caller does
-not read its replies, or while a big request waits for memory (see budget.py): frames that have
+order. Nothing is read while the connection is at its limit of requests in flight, while the caller
+does not read its replies, or while a big request waits for memory (see budget.py). Frames that have
 arrived by then stay undecoded in the decoder. The raw part of a request is writable memory that its
 handler may keep and change.
 
 A malformed frame ends this connection and nothing else: the reason is sent (correlation id 0), the
-sending side is shut, and what still arrives is thrown away for `linger_ms`, since closing at once
+sending side is shut, and further bytes are discarded for `linger_ms`, because closing at once
 would make the kernel drop the reason. Requests of a connection that is gone are cancelled.
 """
 
@@ -52,12 +52,12 @@ Answer = WireMessage | tuple[WireMessage, Sequence[Buffer]]
 # Called with the request, its raw part and the session. A plain handler answers at once; one that
 # has to wait returns a future, or is a coroutine function, which costs a task per request.
 Handler = Callable[[Any, memoryview, "Session"], Answer | Awaitable[Answer]]
-# Told of every request that was answered: the request, when it came on the loop's clock, and what
-# it was refused with. Not of those that were given up.
+# Called for every request that was answered: the request, its time of arrival on the clock of the
+# loop, and the error if it was refused. Not called for requests that were given up.
 Observer = Callable[[WireMessage, float, BaseException | None], None]
 
 
-# What the listener saw of a big frame: its number, the bytes that had arrived, and when.
+# What the listener last saw of a big frame: its number, the bytes that had arrived, and when.
 NO_FRAME = (0, 0, 0.0)
 
 _NODE_NAME = re.compile(r"node-([0-9]{1,10})", re.ASCII)
@@ -114,7 +114,7 @@ class Session(asyncio.BufferedProtocol):
         self._writing_paused = False
         self.hello: Hello | None = None
         self.node_id: int | None = None
-        """Of a caller with the role "node"; others have none."""
+        """The node id of a caller with the role "node"; None for others."""
         self.leaving = False
         self.peer = "?"
         self.touched = True  # something happened since the listener last looked
@@ -134,7 +134,7 @@ class Session(asyncio.BufferedProtocol):
 
     @property
     def receiving(self) -> int:
-        """Bytes of a big frame that is not whole, as far as the caller could send it."""
+        """The bytes of a big frame that is not whole, as far as the caller could send it."""
         return 0 if self._held else self._decoder.receiving
 
     # What the event loop calls.
@@ -186,7 +186,7 @@ class Session(asyncio.BufferedProtocol):
         return taken
 
     def go_on(self) -> None:
-        """There is memory for the frame that waited for it."""
+        """Go on: there is memory for the frame that waited for it."""
         self.touched = True
         self._serve()
 
@@ -203,7 +203,7 @@ class Session(asyncio.BufferedProtocol):
         )
 
     def _steer(self) -> None:
-        """Read exactly when there is room for another request."""
+        """Read if, and only if, there is room for another request."""
         held = not self.leaving and (self._decoder.starved or self._is_full())
         if held != self._held and not self._transport.is_closing():
             self._held = held
@@ -303,7 +303,7 @@ class Session(asyncio.BufferedProtocol):
         began: float,
         future: "asyncio.Future[Any]",
     ) -> None:
-        """A request that had to wait is done. The answer goes first: whoever gets it may run on
+        """Answer a request that had to wait. The answer goes first: its caller may run on
         another core while the rest is done here."""
         del self._in_flight[request_id]
         error: BaseException | None = None
@@ -346,7 +346,8 @@ class Session(asyncio.BufferedProtocol):
         self._put(fragments)
 
     def _refuse(self, request_id: int, request: WireMessage, error: BaseException) -> None:
-        """Answer with an error; what no handler should let out is logged and called internal."""
+        """Answer with an error. An error that no handler should raise is logged and reported as
+        internal."""
         if not isinstance(error, RaftqError) or isinstance(error, ProtocolError):
             logger.error(
                 "request=%s peer=%s failed", type(request).__name__, self.peer, exc_info=error
@@ -356,7 +357,7 @@ class Session(asyncio.BufferedProtocol):
             self._put(encode_message(ErrorReply.from_error(error), request_id))
 
     def _put(self, fragments: list[Buffer]) -> None:
-        """Write a reply; those of one reading are collected and leave together."""
+        """Write a reply. The replies to requests that were read together are sent together."""
         self._out += fragments
         self._out_bytes += sum(map(len, fragments))
         if not self._serving or self._out_bytes > self._options.write_bytes_high:
@@ -382,7 +383,7 @@ class Session(asyncio.BufferedProtocol):
     # The end.
 
     def part(self, error: RaftqError, request_id: int = 0) -> None:
-        """Tell the caller why, and let go of the connection."""
+        """Send the reason to the caller, and end the connection."""
         if self.leaving or self._transport.is_closing():
             return
         logger.info("peer=%s refused code=%s reason=%s", self.peer, error.code, error)
@@ -413,7 +414,8 @@ class Session(asyncio.BufferedProtocol):
 
 
 async def _outcome(work: Awaitable[Any]) -> Any:
-    """The result of a handler, or its error as a value: an error must not end the task group."""
+    """Return the result of a handler, or its error as a value: an error must not end the task
+    group."""
     try:
         return await work
     except Exception as error:

@@ -5,10 +5,10 @@
         ...
         await server.drain(10.0)
 
-One timer looks at all connections from time to time and ends those that overstay: no Hello within
+One timer checks all connections from time to time and ends those over a limit: no Hello within
 `handshake_ms`, nothing asked for `idle_ms`, replies unread for `write_stall_ms`, a big request that
-does not get on for `frame_stall_ms`. So no request pays for a timer or a look at the clock; a limit
-may be exceeded by two looks, which is half of the shortest limit and at most ten seconds.
+makes no progress for `frame_stall_ms`. So no request pays for a timer or a look at the clock. A
+limit may be exceeded by two checks: half of the shortest limit, and at most ten seconds.
 
 There are no requests without a reply: a Produce with acks "none" is answered as soon as it is read.
 The reply costs its caller nothing to ignore, bounds what is in flight, and carries the errors that
@@ -43,15 +43,15 @@ def _answer_ping(message: Ping, raw: memoryview, session: Session) -> PingReply:
 
 
 def _look_away(message: WireMessage, began: float, error: BaseException | None) -> None:
-    """Nobody counts."""
+    """Count nothing."""
 
 
 class TcpServer:
-    """Serves the native protocol. `handlers` maps each request class to what answers it.
+    """Serves the native protocol. `handlers` maps each request class to its handler.
 
-    `admit` may refuse a caller by raising a RaftqError, which then is what `Connection.open` raises
-    there; it sees the Hello. `on_leave` is told of every admitted caller whose connection ended,
-    `observe` of every request that was answered.
+    `admit` sees the Hello and may refuse a caller by raising a RaftqError, which `Connection.open`
+    then raises there. `on_leave` is called for every admitted caller whose connection ended,
+    `observe` for every request that was answered.
     """
 
     def __init__(  # noqa: PLR0913 - a public API
@@ -111,7 +111,7 @@ class TcpServer:
     async def start(
         self, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
     ) -> None:
-        """Listen; port 0 takes a free one, to be found in `port`."""
+        """Listen. With port 0 the kernel chooses one, which is then in `port`."""
         assert self._listener is None, "the server has been started"
         self._listener = await self._loop.create_server(
             lambda: Session(self), host, port, ssl=tls, backlog=self.options.backlog
@@ -121,7 +121,7 @@ class TcpServer:
         logger.info("listening host=%s port=%d tls=%s", host, self.port, tls is not None)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take no new connections and refuse new requests; finish those in flight, then close.
+        """Accept no new connections and requests, finish those in flight, then close.
 
         Returns whether all of them were finished in time.
         """
@@ -140,7 +140,8 @@ class TcpServer:
         return finished
 
     async def close(self) -> None:
-        """Stop listening, cancel what is in flight, send what is answered, and let everyone go."""
+        """Stop listening, cancel what is in flight, send what is answered, and end all
+        connections."""
         self.draining = True
         if self._look is not None:
             self._look.cancel()
@@ -166,7 +167,7 @@ class TcpServer:
             self._changed.clear()
             await self._changed.wait()
 
-    # What sessions ask for.
+    # Calls from sessions.
 
     def greet(self, hello: Hello, version: int) -> HelloReply:
         if self.draining:
@@ -198,7 +199,7 @@ class TcpServer:
             self._on_leave(session)
 
     def memory_freed(self) -> None:
-        """Let those who wait for memory go on, once whoever calls is done."""
+        """Let connections that wait for memory go on, once the caller of this is done."""
         if not self._waking and self.memory.short:
             self._waking = True
             self._loop.call_soon(self._wake)
@@ -208,7 +209,7 @@ class TcpServer:
         while (session := self.memory.next_waiting()) is not None:
             session.go_on()
 
-    # Those who overstay.
+    # Connections over a limit.
 
     def _schedule_look(self) -> None:
         options = self.options
