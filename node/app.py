@@ -331,15 +331,15 @@ class Node:
         if self._lock is not None:
             # A start that never reported its losses must not confirm that nothing is lost.
             if self._serving and clean:
-                self._vouch()
+                self._mark_clean()
             self._lock.release()
             self._lock = None
 
-    def _vouch(self) -> None:
+    def _mark_clean(self) -> None:
         try:
             remember(self.disk, self.config.data_dir, self._identity, clean=True)
         except StorageError as error:
-            logger.warning("node=%d cannot vouch for a clean stop: %s", self.node_id, error)
+            logger.warning("node=%d cannot record a clean stop: %s", self.node_id, error)
 
     def fail(self, error: BaseException) -> None:
         """End the node because of an error that cannot be handled."""

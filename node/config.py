@@ -290,7 +290,7 @@ class NodeConfig:
             yield f"voters must be 1, 3, 5 or 7 nodes, not {count}"
         alone = not self.voters and not self.seeds
         if (alone or self.is_voter) and self.raft.port == 0:
-            yield "raft.port must not be 0: the other voters are told it in advance"
+            yield "raft.port must not be 0: the other voters have to know it in advance"
         if not alone and not self.is_voter and not self.seeds:
             yield f"seeds must be set: node {self.node_id} is not one of the voters"
         used = [

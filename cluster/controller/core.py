@@ -301,8 +301,8 @@ class Controller:
                 watch.silent = watch.suspected = True
                 watch.probe_at = now
         one_sided = [watch.node_id for watch in rivals if watch.answers]
-        heard = sum(not watch.silent for watch in rivals)
-        if len(one_sided) > heard and self._may(_ABDICATION):
+        audible = sum(not watch.silent for watch in rivals)
+        if len(one_sided) > audible and self._may(_ABDICATION):
             self._open[_ABDICATION] = now + self.config.lease_ms / 1000
             effects.append(
                 Abdicate(f"nodes {sorted(one_sided)} answer probes but cannot reach this node")

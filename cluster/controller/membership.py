@@ -96,7 +96,7 @@ class Membership:
         self._claim_ends_at: float | None = None
         self.beats = 0
         """The heartbeats that the controller has accepted."""
-        self.heard = asyncio.Event()
+        self.heartbeats_accepted = asyncio.Event()
         """Set while the controller accepts heartbeats."""
 
     async def start(self) -> None:
@@ -280,7 +280,7 @@ class Membership:
         me, controller = self._registration, self._metadata.controller
         began = asyncio.get_running_loop().time()
         if controller is None:
-            self.heard.clear()
+            self.heartbeats_accepted.clear()
             return
         try:
             if controller == me.node_id:
@@ -289,15 +289,15 @@ class Membership:
                 reply = await self._beat_remote(controller)
         except RaftqError as error:
             logger.info("node=%d beat to controller=%d failed: %s", me.node_id, controller, error)
-            self.heard.clear()
+            self.heartbeats_accepted.clear()
             await self._disconnect()
             return
         if reply.controls:
             self.beats += 1
-            self.heard.set()
+            self.heartbeats_accepted.set()
             self._accepted(began)
         else:
-            self.heard.clear()
+            self.heartbeats_accepted.clear()
 
     def _accepted(self, at: float) -> None:
         """Note an accepted heartbeat. The lease counts at the latest from `at`, when it was

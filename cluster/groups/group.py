@@ -45,7 +45,7 @@ class Member:
     timer: int = 0
     """The entry of this member among the sessions."""
 
-    def heard(self, now: float) -> None:
+    def note_heartbeat(self, now: float) -> None:
         self.heard_at = now
         self.expires_at = max(self.expires_at, now + self.session_ms / 1000)
 

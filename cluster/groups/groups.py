@@ -134,7 +134,7 @@ class Groups:
         self.topics = TopicCounts(counts)
         for name, group in self.groups.items():
             for member in group.members.values():
-                member.heard(now)
+                member.note_heartbeat(now)
                 self._watch(group, member)
             if group.changes(self.topics):
                 group.is_dirty = True
@@ -160,7 +160,7 @@ class Groups:
         else:
             member = self._join(known, message, host)
         group = self.groups[message.group]
-        member.heard(now)
+        member.note_heartbeat(now)
         if not member.timer:
             self._watch(group, member)
         named = {(slot.topic, slot.partition) for slot in message.owned}

@@ -205,7 +205,9 @@ class ObserverMetadata:
             async with asyncio.timeout_at(deadline):
                 await self._copy.has_reached(index)
         except TimeoutError:
-            raise OutcomeUnknown("it was applied, but has not been heard of here in time") from None
+            raise OutcomeUnknown(
+                "it was applied, but this node did not learn of it in time"
+            ) from None
 
     # Watching.
 

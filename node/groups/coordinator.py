@@ -77,7 +77,7 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _LastAnswer:
     generation: int
     assigned: tuple[tuple[str, int, int], ...]
 
@@ -140,7 +140,7 @@ class Coordinator:
         self._on_stop = on_stop
         self._stopped = False
         self._parked: dict[str, dict[str, _Heartbeat]] = {}
-        self._told: dict[Key, _Told] = {}
+        self._last_answers: dict[Key, _LastAnswer] = {}
         self._outbox: list[bytes] = []
         self._due: list[_Due] = []
         self._in_flight: dict[asyncio.Future[Any], None] = {}
@@ -276,10 +276,10 @@ class Coordinator:
     def _is_news(self, heartbeat: _Heartbeat, view: MemberView) -> bool:
         if heartbeat.is_join:
             return True
-        told = self._told.get(heartbeat.key)
-        if told is not None and heartbeat.message.generation >= told.generation:
+        answer = self._last_answers.get(heartbeat.key)
+        if answer is not None and heartbeat.message.generation >= answer.generation:
             # The member has that answer, and may still be working on it.
-            return told.assigned != view.assigned
+            return answer.assigned != view.assigned
         if heartbeat.message.mode == "queue":
             return heartbeat.message.generation != view.generation
         return heartbeat.named != _slots(view)
@@ -316,7 +316,7 @@ class Coordinator:
         view = self.core.view(group, member_id)
         if view is None or view.member_epoch != heartbeat.epoch:
             return FencedGeneration(f"member {member_id!r} of group {group!r} is gone")
-        self._told[heartbeat.key] = _Told(view.generation, view.assigned)
+        self._last_answers[heartbeat.key] = _LastAnswer(view.generation, view.assigned)
         return GroupHeartbeatReply(
             member_id,
             view.member_epoch,
@@ -351,7 +351,7 @@ class Coordinator:
 
     def _note(self, record: GroupRecord) -> None:
         if isinstance(record, MemberGone):
-            self._told.pop((record.group, record.member_id), None)
+            self._last_answers.pop((record.group, record.member_id), None)
             logger.info(
                 "group=%s member=%s gone: %s", record.group, record.member_id, record.reason
             )

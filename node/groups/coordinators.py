@@ -176,7 +176,7 @@ class Coordinators:
         await self._ensure_topic()
         return partition_of(group, len(self._metadata.state.topics[GROUPS_TOPIC].partitions))
 
-    # Whom to ask.
+    # Finding the coordinator.
 
     def _at_hand(self, group: str) -> Coordinator | None:
         """Return the coordinator of a group, if it is here and can answer at once."""

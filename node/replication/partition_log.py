@@ -433,7 +433,7 @@ class PartitionLog:
     # Followers of this leader
 
     def end_outdated_subscriptions(self) -> None:
-        """End the subscriptions of nodes that are no longer replicas, or are replicas anew."""
+        """End the subscriptions of nodes that are no longer replicas, or became replicas again."""
         for listener in list(self.listeners):
             if not listener.accepts_reports(self):
                 listener.end_subscription(self)

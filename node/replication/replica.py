@@ -147,7 +147,7 @@ class LogProgress:
         self._held = True
 
     def replicate_to(self, assignments: Mapping[int, int], now: float) -> None:
-        """Set the followers. Nothing is known of a node that was assigned anew."""
+        """Set the followers. Nothing is known of a node with a new assignment."""
         known = self.followers
         self.followers = {
             node: follower

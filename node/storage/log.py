@@ -17,10 +17,8 @@ Reading writes nothing; damage that a reader finds is remembered in memory. The 
 leases, groups or topics, and it does not lock its directory.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import partial
-from operator import itemgetter
 
 from crc32c import crc32c
 
@@ -43,7 +41,6 @@ from raftq.node.storage.page_cache import PageCache
 from raftq.node.storage.reader import SegmentReader
 from raftq.node.storage.recovery import Recovered, RecoveryReport, recover
 from raftq.node.storage.repair import repair_damage
-from raftq.node.storage.retention import segments_to_drop
 from raftq.node.storage.scan import scan
 from raftq.node.storage.scrub import ScrubState, ScrubStep, scrub_step
 from raftq.node.storage.segment import Segment
@@ -54,7 +51,6 @@ from raftq.node.storage.stamped import Facts, Row, check_stamped
 _UNSYNCED_MAX = 8
 _NO_EPOCH = -1
 _TIME_READ_BYTES = 64 * 1024
-_epoch_of = itemgetter(0)
 
 
 class Log:
@@ -204,12 +200,6 @@ class Log:
     def epoch_pairs(self, limit: int) -> list[tuple[int, int]]:
         """Return the last `limit` of `epochs`."""
         return self.epochs[-limit:] if limit > 0 else []
-
-    def end_offset_for_epoch(self, epoch: int) -> int:
-        """Return the start of the records above `epoch`, or the end of the log without any."""
-        epochs = self.epochs
-        at = bisect_right(epochs, epoch, key=_epoch_of)
-        return epochs[at][1] if at < len(epochs) else self.end_offset
 
     # Append
 
@@ -574,7 +564,7 @@ class Log:
         """
         self._durability.check()
         self._seal_by_age(now_ms)
-        count = segments_to_drop(self.segments, now_ms, age_ms, bytes_max, below)
+        count = self.segments.count_droppable(now_ms, age_ms, bytes_max, below)
         if not count:
             return 0
         return self._drop_front(count, max(self.segments.bases[count], self.start_offset))

@@ -15,7 +15,7 @@ from raftq.client.common.types import Buffer
 from raftq.client.wire.batch import LANE_COUNT
 from raftq.node.storage.config import LogConfig
 from raftq.node.storage.damage import DamagedRange
-from raftq.node.storage.index import SegmentIndex
+from raftq.node.storage.index import TIME_NONE, SegmentIndex
 from raftq.node.storage.index_file import (
     HEAD_BYTES_MIN,
     SegmentSummary,
@@ -341,6 +341,30 @@ class Segments:
             self._disk.remove(segment.index_path)
         self._changed()
         return index
+
+    def count_droppable(
+        self, now_ms: int, age_ms: int | None, bytes_max: int | None, below: int | None
+    ) -> int:
+        """Count the sealed segments at the front that are too old or exceed the size.
+
+        A segment that reaches `below` does not count.
+        """
+        size = self.size_bytes
+        count = 0
+        # A segment without readable records has no time of its own: it is as old as its successor.
+        times = [segment.facts.max_timestamp for segment in self.items]
+        for number in range(len(times) - 2, -1, -1):
+            if times[number] == TIME_NONE:
+                times[number] = times[number + 1]
+        for number, segment in enumerate(self.items[:-1]):
+            if below is not None and self.bases[number + 1] > below:
+                break
+            old = age_ms is not None and TIME_NONE < times[number] <= now_ms - age_ms
+            if not old and (bytes_max is None or size <= bytes_max):
+                break
+            size -= segment.facts.size
+            count += 1
+        return count
 
     # Lanes
 

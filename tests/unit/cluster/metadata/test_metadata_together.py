@@ -153,7 +153,7 @@ def test_dead_nodes_lose_their_leadership_at_once_also_when_one_was_the_controll
         assert {one.leader for _, _, one in state.all_partitions()} == {1, 2, 3, 4}
         assert watching.metadata.controller in (1, 2, 3)
         assert watching.membership is not None
-        await watching.membership.heard.wait()
+        await watching.membership.heartbeats_accepted.wait()
         await nodes.pop().stop()
         await until(nodes[0], lambda: not nodes[0].metadata.state.is_alive(4))
 

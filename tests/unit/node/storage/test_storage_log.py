@@ -282,7 +282,6 @@ def test_epochs_are_kept_across_segments_truncation_and_reopen(tmp_path: Path) -
     for number in range(100):
         log.append(encode_one(bytes(100), 0), epoch=number // 30)
     assert log.epochs == [(0, 0), (1, 30), (2, 60), (3, 90)]
-    assert [log.end_offset_for_epoch(epoch) for epoch in (0, 1, 3, 9)] == [30, 60, 100, 100]
     log.close()
     log = open_log(tmp_path)
     assert log.epochs == [(0, 0), (1, 30), (2, 60), (3, 90)]
