@@ -135,7 +135,7 @@ class MoveReplicas(Request[MoveReplicasReply], Command, frozen=True):
 class DrainNodeReply(WireMessage, frozen=True):
     kind: ClassVar[int] = 32
 
-    leading: U31  # partitions that the node still leads, because nobody else can
+    leading: U31  # partitions that the node still leads, because no other node can
 
 
 @register

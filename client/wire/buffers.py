@@ -17,7 +17,7 @@ _UNUSED = 3  # the list, the loop variable, the argument of getrefcount
 
 
 class Buffers:
-    """Gives out buffers, those that nobody uses any more first."""
+    """Gives out buffers, and first those that are not used any more."""
 
     __slots__ = ("_by_size", "_kept_bytes")
 

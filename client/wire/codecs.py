@@ -1,6 +1,6 @@
 """Compression of a batch's body. (Pure.)
 
-Decompression is told the size to expect, gives exactly that many bytes or a CorruptBatch, and never
+Decompression knows the size to expect, gives exactly that many bytes or a CorruptBatch, and never
 allocates more. Compressors are made per call because theirs are not safe to share among threads.
 """
 

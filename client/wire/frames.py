@@ -48,7 +48,7 @@ _NOTHING = memoryview(b"")
 
 
 class Frame:
-    """One received frame. Its raw part is writable memory that nobody else uses."""
+    """One received frame. Its raw part is writable memory that nothing else uses."""
 
     __slots__ = ("correlation_id", "header", "kind", "raw")
 

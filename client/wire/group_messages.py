@@ -36,7 +36,7 @@ GROUPS_TOPIC = "__groups"
 
 @register
 class FindCoordinatorReply(WireMessage, frozen=True):
-    """None: nobody at the moment, ask again."""
+    """None: there is none at the moment, ask again."""
 
     kind: ClassVar[int] = 102
 
@@ -174,7 +174,7 @@ class DescribeGroupReply(WireMessage, frozen=True):
 
 @register
 class DescribeGroup(Request[DescribeGroupReply], frozen=True):
-    """UnknownGroup when nobody ever joined it, or it was deleted."""
+    """UnknownGroup when no member ever joined it, or it was deleted."""
 
     kind: ClassVar[int] = 109
 

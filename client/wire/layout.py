@@ -49,7 +49,7 @@ COLUMN_BYTES = [_column_bytes(flags) for flags in range(FLAGS_KNOWN + 1)]
 
 @dataclass(slots=True, frozen=True)
 class BatchProducer:
-    """Who made a batch, for idempotent appends; `NO_PRODUCER` when nobody asks."""
+    """Who made a batch, for idempotent appends; `NO_PRODUCER` without them."""
 
     id: int = -1
     epoch: int = 0

@@ -252,7 +252,7 @@ class PingReply(WireMessage, frozen=True):
 
 @register
 class Ping(Request[PingReply], frozen=True):
-    """Answered at once by whoever is there."""
+    """Answered at once by any node."""
 
     kind: ClassVar[int] = 3
 
@@ -272,7 +272,7 @@ class NodeInfo(WireStruct, frozen=True):
 
 
 class PartitionInfo(WireStruct, frozen=True):
-    """Who leads a partition (None: nobody at the moment) and who holds copies."""
+    """Who leads a partition (None: no node at the moment) and who holds copies."""
 
     partition: U31
     leader: NodeId | None

@@ -233,9 +233,9 @@ class ReadReplicaReply(WireMessage, frozen=True):
 
 @register
 class ReadReplica(Request[ReadReplicaReply], frozen=True):
-    """With an `epoch`, that of the partition as the asker knows it: only what is readable, and only
-    from a member of its in-sync set. Without: all that is in the log of any replica, be it readable
-    or not, for who compares copies."""
+    """With an `epoch`, the partition's as the caller knows it, only a member of the in-sync set
+    answers, and only with what is readable. Without it, any replica answers with all that is in its
+    log, readable or not: for tools that compare copies."""
 
     kind: ClassVar[int] = 69
 

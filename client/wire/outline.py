@@ -1,9 +1,10 @@
 """Batches without their keys, values and headers, for readers that only want numbers. (Pure.)
 
-Whoever counts records, or looks at offsets and times, need not be sent what they hold. The outline
-of a batch is a batch, too: as many records with the same offsets, times, lane and producer, all of
-them empty, under a checksum of its own. So it is read like any other. It is made from a batch whose
-checksum was compared; one that is damaged is passed on as it is, for its reader to find.
+A reader that counts records, or looks at offsets and times, does not need what they hold. The
+outline of a batch is a batch, too: it has as many records with the same offsets, times, lane and
+producer, all of them empty, and a checksum of its own. So it is read like any other batch. It is
+made from a batch whose checksum was compared; a damaged batch is passed on as it is, and its reader
+finds the damage.
 """
 
 from raftq.client.common.errors import CorruptBatch, UnknownFormat

@@ -151,10 +151,10 @@ class Settle(Request[SettleReply], frozen=True):
 
 
 class StoreOffset(WireStruct, frozen=True):
-    """`owner_epoch` is the one the coordinator gave; -1 from outside the group's membership, which
-    is refused while the group has an owner for the partition. Each store of an owner has a higher
-    `turn` than the one before, which tells one that comes late from a step back on purpose: it is
-    answered with what is stored. 0: it is not told."""
+    """`owner_epoch` comes from the coordinator. -1 comes from a caller that is not a member; it is
+    refused while the group has an owner for the partition. Each store of an owner has a higher
+    `turn` than the one before. A lower one comes late, and is answered with what is stored; a step
+    back on purpose has a higher one. 0: the caller does not count turns."""
 
     topic: Name
     partition: U31

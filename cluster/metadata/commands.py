@@ -27,7 +27,7 @@ Results, as `apply` gives them and `propose` returns them:
     InitNamedProducer    [producer id, producer epoch]
     EnableQueues         None
     Confirm              None
-    TellEnds             how many of the tellings count
+    TellEnds             how many of its rows count
     Recover              the nodes that are asked where their copies end
 """
 
@@ -178,7 +178,7 @@ class EnableQueues(Command, frozen=True):
 
 
 class Confirm(Command, frozen=True):
-    """Changes nothing: whoever proposed it has seen all that was decided before it."""
+    """Changes nothing: its proposer has seen all that was decided before it."""
 
     command_kind: ClassVar[int] = 18
 

@@ -1,10 +1,10 @@
-"""What a voter answers to nodes that are none: proposals, and what was decided. (Shell.)
+"""What a voter answers to nodes that are not voters: proposals, and what was decided. (Shell.)
 
     WatchMetadataReply, raw part    (index u64 | command), each as long as `lengths` says; or a dump
 
 For the listener's table of handlers. Who may ask is the listener's business: these requests are for
-nodes of the same cluster only. A proposal carries the command id of its proposer through all tries
-and through all voters that are asked, so it is applied once.
+nodes of the same cluster only. A proposal keeps the command id of its proposer through all tries
+and all voters, so it is applied once.
 """
 
 import struct
@@ -44,7 +44,7 @@ class MetadataHandlers:
         try:
             result = await metadata.propose(command, timeout_s, message.command_id or None)
         except RequestError as refusal:
-            # Whoever hears of it should know as much as the state machine that refused.
+            # The proposer should know as much as the state machine that refused.
             raise refusal.with_details(**refusal.details, metadata_index=metadata.index)  # noqa: B904 - the same error
         return ProposeReply(metadata.index, msgspec.msgpack.encode(result))
 

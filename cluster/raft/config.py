@@ -26,7 +26,7 @@ class RaftTimes:
     """A leader that has not heard from a majority for this long stops calling itself leader."""
     abdicate_ms: int = 5000
     """For this long a node that gave up the leadership leaves it to others to stand. Too short: it
-    leads again before another could; too long: nobody leads when nobody else can."""
+    leads again before another could; too long: no node leads when no other node can."""
     reconnect_ms: int = 200
     """Between two tries to connect to a node."""
     connection_ms: int = 4000

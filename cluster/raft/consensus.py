@@ -66,7 +66,7 @@ _GRACE = 0.5
 class Restored:
     """A snapshot took the place of the state; what was applied up to `index` is in it.
 
-    Told once for every call of the state machine's `restore`: at the start if this node has a
+    Given once for every call of the state machine's `restore`: at the start if this node has a
     snapshot, and later when it gets one from another node because it was too far behind.
     """
 
@@ -78,9 +78,9 @@ _Answer = tuple[int, Any, RaftqError | None]
 
 
 class Consensus:
-    """See the module's docstring. Belongs to the event loop that called `start`."""
+    """The Raft thread as the event loop sees it. Belongs to the event loop that called `start`."""
 
-    def __init__(  # noqa: PLR0913 - each of them is one of the things to be told
+    def __init__(  # noqa: PLR0913 - its parts, and one callback for each kind of event
         self,
         config: ConsensusConfig,
         state_machine: StateMachine,
@@ -165,7 +165,7 @@ class Consensus:
     def new_command_id(self) -> bytes:
         """A name for one command, for `propose` to be called again with after an unknown outcome.
 
-        It carries how far the log was, so that a retry is told from a first try for ever.
+        It carries how far the log was, which tells a retry from a first try for ever.
         """
         floor = self._node.commit if self._node is not None else 0
         return make_command_id(self._rng.randbytes(ID_BYTES), floor)
@@ -271,7 +271,7 @@ class Consensus:
             self._resolve(number, None, error)
 
     def _take(self, answers: list[_Answer], changes: list[Change]) -> None:
-        """Changes first: whoever gets an answer finds its change already told."""
+        """Changes first: a caller that gets its answer finds that its change was announced."""
         for change in changes:
             if self._on_change is not None:
                 try:
@@ -425,7 +425,7 @@ class Consensus:
         try:
             self._loop.call_soon_threadsafe(call, *args)
         except RuntimeError:
-            # The loop is closed: nobody is left to hear of it, so the thread ends.
+            # The loop is closed, so there is no receiver any more: the thread ends.
             self._stopping = True
 
 

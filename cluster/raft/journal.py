@@ -76,7 +76,8 @@ def _group(position: int, body: bytes) -> bytes:
 
 
 class RaftJournal:
-    """See the module's docstring. Also has the few methods by which pysyncobj reads its log."""
+    """The log, term and vote of one node. Also has the few methods by which pysyncobj reads its
+    log."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
@@ -335,7 +336,8 @@ class RaftJournal:
 
     def _make_durable(self, file: File, synced: int) -> None:
         """A process that was killed may have left its last group, or the name of the file, in the
-        kernel's memory only; and after a failed sync that never writes it, unless told again."""
+        kernel's memory only. After a failed sync the kernel never writes it, unless it is written
+        again."""
         if synced < file.size:
             file.write_at(synced, file.read(synced, file.size - synced))
             file.sync()

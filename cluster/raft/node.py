@@ -270,7 +270,7 @@ class RaftNode(Library):
         self.election_deadline = now + wait
 
     def _leader_is_alive(self, now: float) -> bool:
-        """Whether a leader was heard so lately that no election is called for."""
+        """Whether a leader spoke so lately that no election is needed."""
         lately = now - self.setup.times.election_ms_min / 1000
         if self._replication is not None:
             return self._replication.heard_by_majority(lately)
@@ -454,7 +454,7 @@ class RaftNode(Library):
         self.state = FOLLOWER
         self._pre_votes = None
         self._set_leader(node)
-        # A vote not given is given to the leader: nobody else can lead this term any more.
+        # A vote not given is given to the leader: no other node can lead this term any more.
         self._set_term(term, self.voted_for or node.id)
         self._leader_heard = now
         self._postpone_election(now)
@@ -634,7 +634,7 @@ class RaftNode(Library):
         while self.applied < end:
             index = self.applied + 1
             applied = apply(entries[index - base][0], index)
-            # Advanced before anyone is told: what a callback does cannot apply it again.
+            # Advanced before the callbacks: what a callback does cannot apply it again.
             self.applied = index
             if applied is not None:
                 self.proposals.applied(applied)

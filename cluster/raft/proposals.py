@@ -36,7 +36,7 @@ class Proposal:
 
 
 class RaftProposals:
-    """See the module's docstring."""
+    """The open proposals by their ids, and which of them wait to be sent."""
 
     def __init__(self) -> None:
         self._open: dict[bytes, list[Proposal]] = {}
@@ -121,5 +121,5 @@ def _answer(proposal: Proposal, result: Any, error: RaftqError | None) -> None:
     try:
         proposal.answer(result, error)
     except Exception:
-        # Whoever asked is at fault; the replicated state must not suffer for it.
+        # The proposer is at fault; the replicated state must not suffer for it.
         logger.exception("raft the answer to command=%s failed", proposal.command_id.hex())

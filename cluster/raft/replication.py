@@ -7,7 +7,7 @@
 
 Invariants per follower: match < next; match never goes back on one connection; a rejection only
 lowers `next`, and never to `match` or below. After a lost connection nothing is taken for granted:
-the follower may come back without its disk. What was committed stays so, whoever has it.
+the follower may come back without its disk. What was committed stays committed.
 """
 
 from collections.abc import Callable

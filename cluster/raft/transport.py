@@ -42,7 +42,7 @@ def listen(config: ConsensusConfig) -> socket.socket:
 
 
 class RaftTransport(Transport):  # type: ignore[misc]
-    """See the module's docstring."""
+    """Keeps one connection to each other voter, and gives and takes their messages."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """The voters that a Raft directory belongs to, in `voters.json` beside its journal. (Shell.)
 
 What a voter has promised, its votes and what it holds, counts towards majorities of the voters it
-was promised to. Told of other voters it would count other majorities, and two majorities of
-different sets need not have a node in common: there could be two leaders. So the set is a part of
+was promised to. With other voters it would count other majorities, and two majorities of different
+sets need not have a node in common: there could be two leaders. So the set is a part of
 the directory from the first promise on. Only ids make the set; a voter may move to another address.
 
 Invariants: a journal in which something is written has its set beside it; that set never changes.
