@@ -218,10 +218,10 @@ class Deliveries:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, batch: Settling, first: int, positions: Sequence[int]) -> None:
+    def _add(self, batch: Settling, first: int, positions: Sequence[int]) -> None:
         self._parts.append((batch, first, positions))
 
-    def refuse(self, positions: Sequence[int], error: RaftqError) -> None:
+    def _refuse(self, positions: Sequence[int], error: RaftqError) -> None:
         """These were not taken."""
         self._refused = {**self._refused, **dict.fromkeys(positions, error)}
 

@@ -17,7 +17,7 @@ _Key = tuple[int, int]  # topic id, partition
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class ReplicaCopy:
     """A copy on a node that is alive.
 
     `ends` has (last epoch, end offset) of each log, the data log first. The node knows that data
@@ -50,7 +50,7 @@ class Leaderless:
     """None of them is alive. () when the last one lost what it had."""
     waits_for: tuple[int, ...]
     """Nodes that must say where their copies end before one of them can lead."""
-    copies: tuple[Copy, ...]
+    copies: tuple[ReplicaCopy, ...]
     """The copies on nodes that answer, the longest first: it would lead."""
     silent: tuple[int, ...]
     """Nodes with a copy that do not answer."""
@@ -67,7 +67,7 @@ async def describe_leaderless(
     requests: AdminRequests, reply: MetadataReply, found: list[tuple[TopicInfo, PartitionInfo]]
 ) -> list[Leaderless]:
     """These partitions, with what the nodes that are alive have of them."""
-    copies: dict[_Key, list[Copy]] = {}
+    copies: dict[_Key, list[ReplicaCopy]] = {}
 
     async def ask(node: NodeInfo, keys: list[_Key]) -> None:
         try:
@@ -102,12 +102,14 @@ async def find_partition(
     return info, info.partitions[partition]
 
 
-def _copy(node_id: int, info: CopyInfo) -> Copy:
+def _copy(node_id: int, info: CopyInfo) -> ReplicaCopy:
     ends = tuple((epoch, end) for epoch, end, _ in info.logs)
-    return Copy(node_id, ends, info.logs[0][2])
+    return ReplicaCopy(node_id, ends, info.logs[0][2])
 
 
-def _leaderless(info: TopicInfo, one: PartitionInfo, copies: dict[_Key, list[Copy]]) -> Leaderless:
+def _leaderless(
+    info: TopicInfo, one: PartitionInfo, copies: dict[_Key, list[ReplicaCopy]]
+) -> Leaderless:
     found = copies.get((info.topic_id, one.partition), [])
     partition_key = {node: at for at, node in enumerate(one.replicas)}
     found.sort(key=lambda copy: (copy.ends, -partition_key[copy.node_id]), reverse=True)

@@ -210,7 +210,7 @@ class Accumulator:
                     batch = self._sticky(topic, priority, lane, rows.later)
                 limits = (self._batch_records - len(batch.values), self._batch_bytes - batch.size)
                 end, size = rows.cut(limits, room)
-                deliveries.add(batch, len(batch.values), rows.positions[rows.at : end])
+                deliveries._add(batch, len(batch.values), rows.positions[rows.at : end])
                 batch.extend(*rows.take(end))
                 self.used += size
                 batch.size += size

@@ -143,7 +143,7 @@ class Producer(Client):
             if not partial:
                 raise
             for _, _, rows in groups:
-                deliveries.refuse(rows.positions[rows.at :], error)
+                deliveries._refuse(rows.positions[rows.at :], error)
         await yield_to_loop()
         return deliveries
 

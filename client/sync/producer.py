@@ -94,7 +94,7 @@ class Producer(Blocking):
             if not partial:
                 raise
             for _, _, rows in groups:
-                deliveries.refuse(rows.positions[rows.at :], error)
+                deliveries._refuse(rows.positions[rows.at :], error)
         return deliveries
 
     def _make_room(self, topic: str, partition: int | None, size: int) -> None:

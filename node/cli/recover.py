@@ -12,7 +12,7 @@ from raftq.node.cli.output import Format, Output, print_json, printable
 from raftq.node.cli.topic import waits
 
 if TYPE_CHECKING:
-    from raftq.client.admin.recovery import Copy, Leaderless
+    from raftq.client.admin.recovery import Leaderless, ReplicaCopy
     from raftq.client.sync.admin import Admin
 
 SHOWN_MAX = 20
@@ -124,7 +124,7 @@ def _why(one: "Leaderless") -> str:
     return f"no node of its isr ({_ids(one.isr)}) is alive"
 
 
-def _ends(copy: "Copy") -> str:
+def _ends(copy: "ReplicaCopy") -> str:
     parts = [
         f"{name} epoch {epoch}, ends at {end}"
         for name, (epoch, end) in zip(STRANDS, copy.ends, strict=False)

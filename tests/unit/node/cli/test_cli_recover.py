@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from raftq.client.admin.recovery import Copy, Leaderless
+from raftq.client.admin.recovery import Leaderless, ReplicaCopy
 from raftq.client.common.errors import FencedEpoch, RaftqError
 from raftq.client.results import PartitionDescription, TopicDescription
 from raftq.client.sync import admin as blocking
@@ -22,7 +22,7 @@ GONE = Leaderless(
     replicas=(1, 2, 3),
     isr=(1,),
     waits_for=(),
-    copies=(Copy(3, ((4, 900), (4, 12), (0, 0)), 880), Copy(2, ((4, 100),), 100)),
+    copies=(ReplicaCopy(3, ((4, 900), (4, 12), (0, 0)), 880), ReplicaCopy(2, ((4, 100),), 100)),
     silent=(1,),
 )
 WAITING = replace(GONE, partition=1, isr=(), waits_for=(3,), copies=(), silent=(1, 2, 3))
@@ -88,7 +88,7 @@ def test_a_dry_run_says_who_would_lead_and_what_would_be_lost() -> None:
 
 
 def test_a_copy_that_knows_of_more_readable_records_shows_a_certain_loss() -> None:
-    one = replace(GONE, copies=(Copy(3, ((5, 40),), 40), Copy(2, ((4, 100),), 90)))
+    one = replace(GONE, copies=(ReplicaCopy(3, ((5, 40),), 40), ReplicaCopy(2, ((4, 100),), 90)))
     assert one.lost_min == 50
     assert WAITING.lost_min == 0
 
