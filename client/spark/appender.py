@@ -1,9 +1,9 @@
-"""Shell: sends a task's batches to the leaders, each partition's in order.
+"""Shell: sends a task's batches to the leaders, those of each partition in order.
 
-One request per partition is under way at a time, with every batch of it that waits: batches here
-have no common sequence (see outgoing.py), so only an answer tells that the next one may follow. A
-request that fails is repeated as it is until `timeout_ms` is spent; whatever of it was written is
-recognised by the node. What waits is bounded: `put` blocks.
+One request per partition is in flight at a time, with all its waiting batches: these batches have
+no common sequence (see outgoing.py), so the next one may follow only after an answer. A request
+that fails is repeated unchanged until `timeout_ms` is over; the node recognises what it has already
+written. The waiting data is bounded: `put` blocks.
 """
 
 import asyncio
@@ -66,7 +66,8 @@ class _Appender(Client):
         return len((await self._routes.topic(topic)).partitions)
 
     async def put(self, where: PartitionKey, batch: bytearray, delayed: bool) -> None:
-        """Take a batch for sending; waits while too much does. Raises what an earlier one met."""
+        """Accepts a batch for sending; waits while too much is waiting. Raises the error of an
+        earlier one."""
         self._ensure_started()
         while self._held and self._held + len(batch) > WAITING_BYTES_MAX and not self._error:
             await self._change()
@@ -80,7 +81,7 @@ class _Appender(Client):
             self._tasks.spawn(self._run(line))
 
     async def flush(self) -> None:
-        """Wait until everything is acknowledged."""
+        """Waits until everything is acknowledged."""
         while self._held and self._error is None:
             await self._change()
         if self._error is not None:
@@ -130,7 +131,7 @@ class Appender(Blocking):
         self._counts: dict[str, int] = {}
 
     def partitions(self, topic: str) -> int:
-        """How many the topic had when this task first asked: keys must not move within a task."""
+        """The number of partitions when this task first asked: keys must not move within a task."""
         if topic not in self._counts:
             self._counts[topic] = self._call(self._client.partitions(topic))
         return self._counts[topic]

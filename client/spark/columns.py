@@ -1,8 +1,8 @@
-"""Fetched batches as the Arrow batches that Spark wants. (Pure.)
+"""Pure: fetched batches as the Arrow batches that Spark wants.
 
-Only the columns that are asked for are looked at. Log batches are put together to Arrow batches of
-a few megabytes, column by column: a Python object is made per log batch, never per record, except
-for headers, which have to be unpacked. Types are those of Spark, which takes no others:
+Only the requested columns are decoded. Log batches are combined to Arrow batches of a few
+megabytes, column by column: a Python object is made per log batch, never per record, except for
+headers, which have to be unpacked. The types are those that Spark accepts:
 
     key, value   binary                topic      string
     partition    int32                 offset     int64
@@ -40,17 +40,17 @@ TYPES: dict[str, Any] = {
 }
 assert set(TYPES) == {*COLUMNS, HEADERS}
 CONTENT = ("key", "value", HEADERS)
-"""What records hold; the other columns can be had without it."""
+"""The content of records; the other columns can be had without it."""
 _CONSTANT = ("topic", "partition")
 
 
 class Gathered:
-    """Records of one partition on their way into one Arrow batch."""
+    """Records of one partition that become one Arrow batch."""
 
     __slots__ = ("_chunks", "_partition", "_schema", "_topic", "rows", "size")
 
     def __init__(self, topic: str, partition: int, fields: Sequence[tuple[str, bool]]) -> None:
-        """`fields` are names and whether they may be null, in Spark's order."""
+        """`fields` are names and nullability, in Spark's order."""
         self._topic = topic
         self._partition = partition
         self._schema: Any = pa.schema(
@@ -66,7 +66,7 @@ class Gathered:
         self.size = 0
 
     def add(self, batch: Batch, start: int, end: int) -> None:
-        """The records of a batch whose offsets are in [start, end), its checksum compared."""
+        """Adds the records of a batch with offsets in [start, end). Compares its checksum."""
         batch.check_crc()
         first, stop = cut(batch, start), batch.count
         if batch.end_offset > end:
@@ -85,7 +85,7 @@ class Gathered:
         self.size += batch.length
 
     def take(self) -> Any:
-        """A `pyarrow.RecordBatch` of what was added since the last one."""
+        """A `pyarrow.RecordBatch` of what was added since the last call."""
         arrays = [self._array(name) for name in self._schema.names]
         if not arrays:
             raise InvalidArgument("a read needs at least one column")
@@ -107,13 +107,14 @@ class Gathered:
         return unpacked(made) if name == HEADERS else made
 
 
-# Most columns of most batches need not be looked at: offsets count up, nobody has a key. A run is a
-# list of what it begins with and how many rows it has; batch after batch goes on with it, and it
-# becomes an array when the Arrow batch is made.
+# Most columns of most batches need not be decoded: offsets count up, and there are no keys. A run
+# is a list of its first value and its number of rows. The next batches extend it, and it becomes an
+# array when the Arrow batch is made.
 
 
 def _run(batch: Batch, name: str, first: int) -> int | None:
-    """With what the batch's rows from `first` on begin in a column that needs no look; or None."""
+    """The first value of a column that needs no decoding, from row `first` on; None if it needs
+    it."""
     if name == "offset" and not batch.flags & FLAG_OFFSET_DELTAS:
         return batch.base_offset + first
     if name == "priority":
@@ -139,7 +140,7 @@ def _spread(name: str, begin: int, count: int) -> Any:
 
 
 def _counting(count: int) -> Any:
-    """The numbers from 0 on, at least so many."""
+    """The numbers from 0 on, at least this many."""
     return _counted(max((count - 1).bit_length(), 12))
 
 
@@ -149,7 +150,7 @@ def _counted(bits: int) -> Any:
 
 
 def unpacked(packed: Any) -> Any:
-    """Headers as they are stored (a msgpack map, or null) as a list of names and values."""
+    """Stored headers (a msgpack map, or null) as a list of names and values."""
     ends, missing = array("i", [0]), []
     names: list[str] = []
     values: list[bytes] = []

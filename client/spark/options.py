@@ -1,8 +1,8 @@
-"""What users of the data source may say, checked. (Pure.)
+"""Pure: the options of the data source, checked.
 
-Names and meanings are those of Spark's Kafka source where it has them. Spark hands options over as
-text, with names in any case. Everything that is wrong is reported at once, as a ConfigError, and a
-name that is not known is wrong, too: a misspelt option that nobody reads costs more than an error.
+Names and meanings are those of Spark's Kafka source where it has them. Spark passes options as
+text, with names in any case. All errors are reported at once, as a ConfigError. An unknown name is
+an error, too: a misspelt option that is ignored costs more.
 """
 
 import difflib
@@ -26,7 +26,7 @@ EARLIEST, LATEST = -2, -1  # in JSON, as in Kafka
 MIB = 1024 * 1024
 
 BOOTSTRAP = ("bootstrap", "bootstrap.servers", "kafka.bootstrap.servers")
-# Spark passes these on, or users give them to Spark.
+# Options that Spark passes on, or that users give to Spark.
 IGNORED = ("path", "checkpointlocation", "queryname", "outputmode")
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where reading begins or ends: partition by partition where it is said, else `common`."""
+    """Where reading begins or ends: by partition where it is given, otherwise `common`."""
 
     common: Point
     exact: Mapping[PartitionKey, Point] = field(default_factory=dict)
@@ -52,11 +52,11 @@ class ReadOptions:
     pattern: str = ""
     assigned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     partitions: tuple[int, ...] = ()
-    """Only these, of every topic; () for all."""
+    """Only these partitions of every topic; () means all."""
     starting: Bound
     ending: Bound
     no_time: Literal["error", "latest"] = "error"
-    """What it means that a partition has no record at or after the time to start at."""
+    """What to do if a partition has no record at or after the time to start at."""
     columns: tuple[str, ...] = COLUMNS
     min_partitions: int = 0
     max_records_per_partition: int = 0
@@ -67,9 +67,9 @@ class ReadOptions:
     commit_group: str = ""
     fetch_bytes: int = 4 * MIB
     batch_bytes: int = 4 * MIB
-    """About so big are the Arrow batches that Spark gets."""
+    """The approximate size of the Arrow batches that Spark gets."""
     poll_timeout_ms: int = 120_000
-    """For how long a task waits for the next record of its range, and the driver for offsets."""
+    """How long a task waits for the next record of its range, and the driver for offsets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +84,13 @@ class WriteOptions:
     batch_records: int = 4_000
     delivery_timeout_ms: int = 120_000
     records_per_second: int = 0
-    """Of each task; 0 for as fast as it goes."""
+    """Of each task; 0 means without a limit."""
     write_id: str = ""
-    """A name for a batch write: the same rows written again under it are not appended again."""
+    """A name for a batch write: rows that are written again under it are not appended again."""
 
 
 class _Given:
-    """Options as they were given; notes what is wrong and what was asked for."""
+    """Options as they were given; notes errors and the names that were read."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
@@ -149,7 +149,8 @@ class _Given:
 
 
 def read_options(given: Mapping[str, str], streaming: bool) -> ReadOptions:
-    """The options of a read; `streaming` decides about defaults, and about what makes no sense."""
+    """The options of a read. `streaming` decides about defaults and about options that do not
+    apply."""
     told = _Given(given)
     selection = _selection(told)
     starting = _starting(told, streaming)
@@ -256,7 +257,7 @@ def _ending(told: _Given, streaming: bool) -> Bound:
 
 
 def _bound(told: _Given, edge: str, default: str) -> Bound:
-    """The time for all, else times by partition, else offsets, as in Kafka."""
+    """The time for all, otherwise times by partition, otherwise offsets, as in Kafka."""
     common = _common(told, f"{edge}Offsets", default)
     times = told.text(f"{edge}OffsetsByTimestamp")
     if told.has(f"{edge}Timestamp"):
@@ -294,7 +295,7 @@ def _parsed(told: _Given, name: str, text: str, read: Callable[[object], T]) -> 
 
 
 def columns_option(given: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns of a read, which have to be known before it is known what kind of read it is."""
+    """The columns of a read, which must be known before the kind of read is known."""
     told = _Given(given)
     found = _columns(told)
     told.raise_wrong()

@@ -1,16 +1,17 @@
-"""Rows of a task as record batches that can be sent twice and are appended once. (Pure.)
+"""Pure: rows of a task as record batches that can be sent twice and are appended once.
 
     rows ──> by (topic, partition, lane, delayed) ──> cut ──> identity ──> batch
 
-A node remembers a batch by the producer id, epoch and sequence that it carries. Here every batch
-has a producer id of its own, made from where it stands and what is in it:
+A node remembers a batch by its producer id, epoch and sequence. Here every batch has its own
+producer id, made from its position and its content:
 
     the write (query and micro-batch, or the batch write's id), the task, the partition,
     the number of the batch among those of its destination, and its content
 
-and sequence 0. A task that runs again over the same rows in the same order cuts the same batches,
-which the nodes recognise and do not append again. If the rows are others, or in another order, the
-ids are others too: then records may come twice, but none is ever taken for another and left out.
+and sequence 0. A task that runs again over the same rows in the same order makes the same batches,
+which the nodes recognise and do not append again. If the rows or their order are different, the ids
+are different, too: then records may come twice, but no record is ever mistaken for another and left
+out.
 
 Where to cut depends on the rows alone, not on how they arrive or how fast they are sent.
 """
@@ -30,7 +31,7 @@ from raftq.client.producer.accumulator import partition_of
 from raftq.client.wire.arrow_encoder import ArrowColumns, content, encode_columns, ends_of
 from raftq.client.wire.layout import LANE_NORMAL, BatchProducer
 
-OURS = 1 << 62  # set in ids made here, so that they are none that a node has given out
+OURS = 1 << 62  # set in ids made here, so that a node never gives out the same
 
 
 class Destination(NamedTuple):
@@ -44,7 +45,7 @@ class Destination(NamedTuple):
 
 @dataclass(slots=True)
 class _Pending:
-    """Rows of one destination that are not sent yet, in pieces, and how much was sent."""
+    """Rows of one destination that are not sent yet, in pieces, and the number of sent batches."""
 
     pieces: list[Any] = field(default_factory=list)
     rows: int = 0
@@ -53,7 +54,7 @@ class _Pending:
 
 
 class Cutter:
-    """Puts rows together until a batch is full."""
+    """Collects rows until a batch is full."""
 
     def __init__(self, rows_max: int, bytes_max: int) -> None:
         self._rows_max = rows_max
@@ -62,7 +63,7 @@ class Cutter:
         self.size = 0
 
     def add(self, to: Destination, rows: Any) -> Iterator[tuple[Destination, int, Any]]:
-        """Take rows (a RecordBatch with a column `value`); the batches that are full now, each with
+        """Adds rows (a RecordBatch with a column `value`). Returns the full batches, each with
         its number and its rows."""
         pending = self._pending.setdefault(to, _Pending())
         pending.pieces.append(rows)
@@ -74,7 +75,7 @@ class Cutter:
             yield from self._cut(to, pending)
 
     def finish(self) -> Iterator[tuple[Destination, int, Any]]:
-        """What is left, however little."""
+        """Returns what is left, however little."""
         for to, pending in self._pending.items():
             if pending.rows:
                 yield to, pending.sent, _joined(pending.pieces)
@@ -121,8 +122,8 @@ class Encoder:
     def encode(
         self, to: Destination, number: int, columns: ArrowColumns, known: ArrowColumns, now_ms: int
     ) -> bytearray:
-        """`known` has what the rows brought themselves: a time that is filled in here must not make
-        another batch of the same rows."""
+        """Encodes a batch. `known` has the values that the rows contain: a time that is filled
+        in here must not change the identity of the same rows."""
         facts = f"{self._scope}\n{self._task}\n{to!r}\n{number}\n{len(columns.values)}".encode()
         identity = blake2b(facts, digest_size=8)
         for part in content(known):
@@ -133,7 +134,8 @@ class Encoder:
 
 
 def place(to: Destination, task: int, number: int, count: int) -> PartitionKey:
-    """The partition of a batch. One without keys goes around, beginning elsewhere in each task."""
+    """The partition of a batch. One without keys goes round robin, with another start in each
+    task."""
     if to.partition is None:
         return to.topic, (task + number) % count
     if not 0 <= to.partition < count:

@@ -1,4 +1,4 @@
-"""Shell: from options to tasks, with what a survey of the cluster says."""
+"""Shell: makes tasks from options and a survey of the cluster."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ EARLIEST: Point = ("earliest", 0)
 
 
 def batch_ranges(survey: Survey, options: ReadOptions) -> list[OffsetRange]:
-    """What a batch read reads, partition by partition."""
+    """The ranges of a batch read, partition by partition."""
     keys = survey.keys()
     start = starting(survey, options, keys)
     end = survey.resolve(keys, options.ending)
@@ -28,8 +28,10 @@ def batch_ranges(survey: Survey, options: ReadOptions) -> list[OffsetRange]:
 
 
 def starting(survey: Survey, options: ReadOptions, keys: Iterable[PartitionKey]) -> Offsets:
-    """Where reading begins. Offsets that are gone already are a loss; a time that no record of a
-    partition has reached is an error or its end, as the options say."""
+    """Where reading begins.
+
+    Offsets that are gone already are a loss. If no record of a partition has reached the time, it
+    is an error or means the end, as the options say."""
     keys = list(keys)
     found = survey.resolve(keys, options.starting)
     given = [key for key in keys if options.starting.at(key)[0] == "offset"]

@@ -1,9 +1,9 @@
-"""Which offsets a Spark job reads: ranges, their split into tasks, and rate limits. (Pure.)
+"""Pure: which offsets a Spark job reads: ranges, their split into tasks, and rate limits.
 
     selection (options) ──> ends of each partition ──> one Range each ──split──> tasks
 
-Ranges are half-open. All of it is a function of its arguments alone: a micro-batch that is planned
-again after a restart gives the same tasks with the same records in the same order.
+Ranges are half-open. Every function depends on its arguments alone: a micro-batch that is planned
+again after a restart has the same tasks with the same records in the same order.
 """
 
 from collections.abc import Iterable, Mapping
@@ -48,7 +48,7 @@ def between(
 def split(
     ranges: Iterable[OffsetRange], parts_min: int = 0, records_max: int = 0
 ) -> list[OffsetRange]:
-    """Cut ranges so that there are about `parts_min` of them, by size, and none is longer than
+    """Cuts ranges by size so that there are about `parts_min` of them, and none is longer than
     `records_max`; 0 leaves them as they are."""
     whole = list(ranges)
     total = sum(one.size for one in whole)
@@ -73,8 +73,8 @@ def _cut(one: OffsetRange, pieces: int) -> list[OffsetRange]:
 def admit(
     start: Mapping[PartitionKey, int], end: Mapping[PartitionKey, int], records_max: int
 ) -> Offsets:
-    """How far to read when only so many records may be: each partition by its share of what is
-    there, at least one record of each that has some."""
+    """How far to read with a limit of records: each partition by its share of what is there, and
+    at least one record of each partition that has some."""
     sizes = {key: max(end[key] - start.get(key, 0), 0) for key in sorted(end)}
     total = sum(sizes.values())
     if total <= records_max:
@@ -87,7 +87,7 @@ def admit(
 
 
 def to_json(offsets: Mapping[PartitionKey, int]) -> dict[str, dict[str, int]]:
-    """As Spark keeps them in its checkpoint. Spark compares the text, so keys are in order."""
+    """The JSON for Spark's checkpoint. Spark compares the text, so keys are in order."""
     found: dict[str, dict[str, int]] = {}
     for topic, partition in sorted(offsets):
         found.setdefault(topic, {})[str(partition)] = offsets[topic, partition]
@@ -95,7 +95,7 @@ def to_json(offsets: Mapping[PartitionKey, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(told: object) -> Offsets:
-    """What `to_json` made, or a user wrote: {"topic": {"0": 23}}."""
+    """Parses the JSON of `to_json` or of a user: {"topic": {"0": 23}}."""
     found: Offsets = {}
     if not isinstance(told, dict):
         raise InvalidArgument(f"offsets are like {{'topic': {{'0': 23}}}}, not {told!r}")

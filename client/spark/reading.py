@@ -1,8 +1,8 @@
-"""Shell: one task of a read: the records of a range, straight from whoever leads the partition.
+"""Shell: one task of a read: the records of a range, straight from the leader of the partition.
 
-A leader that goes away is the client's business: it finds the next one, and the task only waits.
-What the log no longer has is told apart from what it never had: offsets below its first one are
-lost to retention; a jump between two batches is a gap that compaction or a control record left.
+The client handles a leader that goes away: it finds the next one, and the task only waits. Two
+kinds of missing records are distinguished: offsets below the log's first one are lost to retention;
+a jump between two batches is a gap that compaction or a control record left.
 """
 
 import logging
@@ -23,7 +23,7 @@ POLL_S = 1.0
 RECORD_BYTES = 2 * 1024  # a guess: with bigger records a short range takes some more fetches
 FETCH_BYTES_MIN = 64 * 1024
 ROWS_MAX = 65_536  # of an Arrow batch, where records take little or nothing of the wire
-PREFETCHED = 3  # fetches that may be under way or wait while one is handed to Spark
+PREFETCHED = 3  # fetches in flight or waiting while one is passed to Spark
 
 
 class DataLoss(OffsetOutOfRange):
@@ -34,7 +34,7 @@ class DataLoss(OffsetOutOfRange):
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """Everything an executor needs to read a range; travels pickled."""
+    """Everything that an executor needs to read a range; it is pickled."""
 
     bootstrap: str
     range: OffsetRange
@@ -74,8 +74,9 @@ def _consumer(task: ReadTask, outlines: bool) -> Consumer:
 
 
 def fetch_bytes(task: ReadTask) -> int:
-    """As the task says, but not far more than a short range may have: the rest of a fetch, behind
-    the range's end, would be thrown away."""
+    """The size of a fetch: as the task says, but not far more than a short range may have.
+
+    Records of a fetch behind the range's end would be thrown away."""
     return min(task.fetch_bytes, max(task.range.size * RECORD_BYTES, FETCH_BYTES_MIN))
 
 
@@ -108,7 +109,7 @@ class _Reading:
             yield gathered.take()
 
     def _poll(self) -> list[Any]:
-        """Some batches, or none; the position follows what has no records."""
+        """The next batches (possibly none). Skips offset ranges that contain no records."""
         where = self._range.topic, self._range.partition
         try:
             fetched = self._consumer.poll_batches(self._task.batch_bytes, POLL_S)
@@ -130,7 +131,7 @@ class _Reading:
         return []
 
     def _lost(self, error: RaftqError) -> None:
-        """Go on where the log begins, or fail: part of the range is gone."""
+        """Continues where the log begins, or fails: part of the range is gone."""
         one = self._range
         first = self._edge("earliest")
         until = min(first, one.end) if first > self.position else one.end

@@ -1,4 +1,4 @@
-"""The columns of the data source as Spark types. (Pure.)"""
+"""Pure: the columns of the data source as Spark types."""
 
 from collections.abc import Sequence
 
@@ -38,7 +38,7 @@ def read_schema(columns: Sequence[str]) -> StructType:
 
 
 def fields_of(schema: StructType) -> list[tuple[str, bool]]:
-    """Names and nullability of a schema that Spark asks for; one of its own choice is checked."""
+    """Names and nullability of the schema that Spark requests; a user's own schema is checked."""
     wrong = [
         f"{field.name} {field.dataType.simpleString()}"
         for field in schema.fields

@@ -1,8 +1,8 @@
 """Shell: a Spark session with the data source registered.
 
 `local_session` is for this machine: tests, first steps, and jobs of the command line. A job that
-spark-submit has started takes the session with the settings that were given there, `job_session`;
-in any other session only `spark.dataSource.register(RaftqSource)` is needed.
+spark-submit has started uses the session with the settings given there, `job_session`. Any other
+session only needs `spark.dataSource.register(RaftqSource)`.
 """
 
 import os
@@ -34,7 +34,7 @@ def is_submitted() -> bool:
 
 
 def job_session(master: str = "", name: str = "raftq") -> SparkSession:
-    """The session of a job: what spark-submit was told, or else a local one."""
+    """The session of a job: that of spark-submit, otherwise a local one."""
     if not is_submitted():
         return local_session(master or LOCAL, name)
     spark = SparkSession.builder.getOrCreate()
@@ -47,7 +47,7 @@ def job_session(master: str = "", name: str = "raftq") -> SparkSession:
 def local_session(
     master: str = LOCAL, name: str = "raftq", config: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session; Java is looked for, and executors use this Python."""
+    """A new session. It looks for Java, and executors use this Python."""
     if "SPARK_REMOTE" not in os.environ:
         os.environ["JAVA_HOME"] = find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -1,8 +1,8 @@
 """Shell: topics as sinks of batch writes and of streams.
 
-Tasks append as they go; there is nothing left to do when Spark commits. That a task which runs
-again appends nothing twice is a matter of the batches' identities, see outgoing.py. They begin with
-the id of the write: for a stream the query's id, which its checkpoint keeps, and the number of the
+Tasks append immediately, so nothing is left to do when Spark commits. A task that runs again
+appends nothing twice because of the batches' identities, see outgoing.py. They begin with the id of
+the write: for a stream the query's id, which its checkpoint keeps, and the number of the
 micro-batch; for a batch write an id that is made when it is planned, or the option `writeId`.
 """
 
@@ -30,7 +30,7 @@ from raftq.client.spark.worker_input import check_complete
 from raftq.client.spark.worker_memory import spare_imports
 from raftq.client.wire.codecs import CODECS
 
-# Names that Spark does not promise to keep; a test notices when it changes them.
+# Names that Spark does not promise to keep; a test notices if it changes them.
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 PENDING_BYTES_MAX = 64 * 1024 * 1024
@@ -85,7 +85,7 @@ def _context() -> TaskContext:
 
 
 def write_rows(options: WriteOptions, scope: str, task: int, iterator: Iterator[Any]) -> Written:
-    """Append all rows of a task; returns when they are acknowledged."""
+    """Appends all rows of a task; returns when they are acknowledged."""
     spare_imports()
     with Appender(options) as appender:
         writing = _Writing(options, Encoder(scope, task, CODECS[options.compression]), appender)

@@ -1,11 +1,11 @@
 """Shell: the data source `raftq`, as Spark calls it.
 
-Spark makes these objects anew in several processes (one plans, one follows a stream, each executor
-reads), so they hold options and nothing else; connections are made where they are used.
+Spark makes new objects in several processes (one plans, one follows a stream, each executor reads),
+so they hold options and nothing else. Connections are made where they are used.
 
-There is no filter push-down on purpose: Spark keeps the plan of a DataFrame, and one whose filters
-have narrowed it answers other queries on the same DataFrame with too few rows. Ranges of offsets
-and times, partitions and columns are options instead.
+There is no filter push-down on purpose: Spark keeps the plan of a DataFrame, and if filters have
+narrowed it, other queries on the same DataFrame get too few rows. Ranges of offsets and times,
+partitions and columns are options instead.
 """
 
 from collections.abc import Iterator, MutableMapping
@@ -39,8 +39,7 @@ class RaftqSource(DataSource):
         return "raftq"
 
     def schema(self) -> StructType:
-        # Asked for before it is known whether a stream is meant; what only one of them may say is
-        # checked by its reader.
+        # Called before it is known whether a stream is meant; each reader checks its own options.
         return read_schema(columns_option(self._given))
 
     def reader(self, schema: StructType) -> "BatchReader":
@@ -75,5 +74,5 @@ class BatchReader(DataSourceReader):
 def read_task(partition: InputPartition, fields: list[tuple[str, bool]]) -> Iterator[Any]:
     task = partition.value
     if not isinstance(task, ReadTask):
-        return iter(())  # what Spark plans when there is nothing to read
+        return iter(())  # what Spark plans if there is nothing to read
     return read(task, fields)

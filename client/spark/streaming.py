@@ -2,13 +2,13 @@
 
     initialOffset ──> latestOffset(start, limit) ──> partitions(start, end) ──> read ──> commit(end)
 
-One object lives on the driver for as long as the query does; copies of it, made from its options,
-read on the executors. Offsets are {"topic": {"0": 23}}, keys in order, each the next to be read.
-They never go back, whatever a leader says that was just elected. A partition that appears while
-the query runs is read from its beginning.
+One object lives on the driver as long as the query does. Copies of it, made from its options, read
+on the executors. Offsets are {"topic": {"0": 23}}, keys in order, each the next to be read. They
+never go back, even if a newly elected leader reports less. A partition that appears while the query
+runs is read from its beginning.
 
-A leader that does not answer holds up its own partitions only: they stay where they are until the
-next trigger. When nobody answers at all, the query waits for `pollTimeoutMs`, then fails.
+A leader that does not answer delays only its own partitions: they stay where they are until the
+next trigger. If no leader answers at all, the query waits for `pollTimeoutMs`, then fails.
 """
 
 import logging
@@ -37,8 +37,8 @@ from raftq.client.spark.survey import Found, Survey
 
 logger = logging.getLogger(__name__)
 
-ANSWER_S = 5.0  # for a leader, while others have answered
-BACK_S = 10.0  # for a leader whose end is before what was read: it may not know better yet
+ANSWER_S = 5.0  # for a leader, after others have answered
+BACK_S = 10.0  # for a leader whose end is below what was read: it may not know better yet
 STORE_S = 5.0
 
 Json = dict[str, dict[str, int]]
@@ -53,14 +53,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._survey: Survey | None = None
         self._target: Offsets | None = None  # the end of a query that only reads what is there
         self._latest: Offsets = {}
-        self._started_at: float | None = None  # when the last batch that had records began
+        self._started_at: float | None = None  # when the last batch with records began
 
     def _asks(self) -> Survey:
         if self._survey is None:
             self._survey = Survey(self._options)
         return self._survey
 
-    # Where to.
+    # The end of the next batch.
 
     def initialOffset(self) -> Json:
         survey = self._asks()
@@ -84,7 +84,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = admit(begun, end, limit.max_rows)
         if new:
             self._started_at = perf_counter()
-        # A new partition that has nothing yet must not make a batch of nothing.
+        # A new and still empty partition must not cause an empty batch.
         return to_json({key: at for key, at in end.items() if key in begun or at > 0})
 
     def reportLatestOffset(self) -> Json | None:
@@ -102,7 +102,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return perf_counter() - self._started_at < delay_s
 
     def _ends(self, begun: Offsets) -> Offsets:
-        """How far every partition can be read, never less far than it was."""
+        """How far every partition can be read; never less than before."""
         if self._target is not None:
             known = {**dict.fromkeys(begun, 0), **self._target}
             return {key: max(end, begun.get(key, 0)) for key, end in known.items()}
@@ -123,7 +123,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ends
 
     def _answers(self, begun: Offsets) -> Found:
-        """The end of each partition, or why it is not known; at least one is, or this raises."""
+        """The end of each partition, or the error. Raises if there is no end at all."""
         survey, options = self._asks(), self._options
         deadline = perf_counter() + options.poll_timeout_ms / 1000
         while True:
@@ -153,7 +153,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ).with_outcome("failed")
 
     def _without_doubt(self, survey: Survey, begun: Offsets, answers: Found) -> Found:
-        """Ask again where the end is before what was read. If it stays so, records are gone."""
+        """Asks again for ends that are below what was read. If one stays there, records are
+        gone."""
         behind = _behind(begun, answers)
         deadline = perf_counter() + BACK_S
         while behind and perf_counter() < deadline:
@@ -174,7 +175,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise DataLoss(message)
         logger.warning("%s", message)
 
-    # What.
+    # The tasks of a batch.
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         ranges = between(from_json(start), from_json(end))
@@ -187,8 +188,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Afterwards.
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Let a group's positions follow, for those who watch its lag. Nothing depends on them, so
-        an error is only told."""
+        """Stores positions for a group, so that its lag can be watched.
+
+        Nothing depends on them, so an error is only logged."""
         group = self._options.commit_group
         if not group:
             return

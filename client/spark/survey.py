@@ -1,6 +1,6 @@
-"""Shell: what the driver has to know about topics: their partitions, and offsets in them.
+"""Shell: what the driver must know about topics: their partitions, and offsets in them.
 
-Every question is asked until it is answered or time is spent: a leader that moves while a job is
+Every request is repeated until it is answered or time is over: a leader that moves while a job is
 planned, or a trigger fires, must not end the job.
 """
 
@@ -36,7 +36,7 @@ class _Surveyor(Client):
         self._requests = AdminRequests(self._routes, self._pool, self._options)
 
     async def partition_counts(self, topics: tuple[str, ...] | None) -> dict[str, int]:
-        """How many partitions there are, by topic. UnknownTopic for one that is not there."""
+        """The number of partitions, by topic. Raises UnknownTopic for a topic that does not exist."""
         self._ensure_started()
         reply = await self._requests.metadata(topics)
         counts = {topic.topic: len(topic.partitions) for topic in reply.topics if not topic.error}
@@ -79,7 +79,7 @@ def _read(reply: ListOffsetsReply) -> Answers[int]:
 
 
 class Survey(Blocking):
-    """Answers what a driver asks; closed with `close`, or with `with`."""
+    """Answers the questions of a driver. Close it with `close` or `with`."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -118,7 +118,7 @@ class Survey(Blocking):
         )
 
     def resolve(self, keys: Iterable[PartitionKey], bound: Bound) -> Offsets:
-        """The offset of each partition's bound. Raises when one is not to be had in time."""
+        """The offset of each partition's bound. Raises if one cannot be had in time."""
         found: Offsets = {}
         wanted: dict[PartitionKey, Point] = {}
         for key in keys:
@@ -135,16 +135,16 @@ class Survey(Blocking):
         return found
 
     def ask(self, keys: Iterable[PartitionKey], point: Point, timeout_s: float) -> Found:
-        """The same point of all of these, or why it is not known."""
+        """The same point of all of these, or the error."""
         wanted = dict.fromkeys(keys, point)
         return self._call(self._client.points(wanted, timeout_s))
 
     def all_of(self, keys: Iterable[PartitionKey], point: Point) -> Offsets:
-        """The same point of all of these; raises when one is not to be had in time."""
+        """The same point of all of these. Raises if one cannot be had in time."""
         return self.resolve(keys, Bound(point))
 
     def store(self, group: str, offsets: Mapping[PartitionKey, int], timeout_s: float) -> None:
-        """Publish positions to a group, as one who is no member of it."""
+        """Stores positions for a group without being a member of it."""
         self._call(self._client.store(group, offsets, timeout_s))
 
 

@@ -1,10 +1,10 @@
 """Shell: whether a task has got all its rows.
 
-When something before the sink fails, Spark closes the stream of rows, and to a reader of Arrow
-that looks like its regular end. A task that took it for one would write its last, unfinished
-batches, and write them again, whole, when it is repeated. After a regular end Spark's protocol goes
-on, so the next byte tells. The stream is a local variable of Spark's own worker; where it cannot be
-found nothing is known, and a warning says what that may cost.
+If something before the sink fails, Spark closes the stream of rows, and for a reader of Arrow that
+looks like its regular end. The task would write its last, unfinished batches, and write them again,
+whole, when it is repeated. After a regular end Spark's protocol goes on, so the next byte decides.
+The stream is a local variable of Spark's own worker. If it cannot be found, nothing is known, and a
+warning says what that may cost.
 """
 
 import logging
@@ -26,7 +26,7 @@ class RowsCut(RaftqError):
 
 
 def check_complete() -> None:
-    """RowsCut when the rows that came are not all; to be asked after the last one."""
+    """Raises RowsCut if rows are missing. Call it after the last row."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         stream = frame.f_locals.get(NAME)

@@ -1,8 +1,9 @@
 """Shell: topics to Parquet, by topic and date, exactly once.
 
-An archive is a stream that ends when it has read what was there at its start. Where it was is in
-its checkpoint, which files count is in the log that Spark keeps beside them; so one that was killed
-goes on with the micro-batch that it had not finished, and what that had written counts for nothing.
+An archive is a stream that ends when it has read what was there at its start. Its position is in
+its checkpoint, and the log that Spark keeps beside the files says which of them count. So an
+archive that was killed repeats its unfinished micro-batch, and the files of that batch do not
+count.
 """
 
 from collections.abc import Callable
@@ -54,10 +55,11 @@ def archive(  # noqa: PLR0913 - a public API
     tell: Tell | None = None,
     skip_lost: bool = False,
 ) -> Done:
-    """Append what is new in the topics to `path`/data, by topic and date, exactly once: where it
-    was is in `path`/checkpoint, and one that was interrupted goes on there. `tell` is called after
-    each micro-batch of at most `per_trigger` records. Records that retention took before they were
-    archived are an error, or with `skip_lost` a gap in the offsets."""
+    """Appends what is new in the topics to `path`/data, by topic and date, exactly once.
+
+    Its position is in `path`/checkpoint, and an interrupted archive continues there. `tell` is
+    called after each micro-batch of at most `per_trigger` records. Records that retention removed
+    before they were archived are an error, or with `skip_lost` a gap in the offsets."""
     if bool(topics) == bool(pattern):
         raise InvalidArgument("an archive needs topics or a pattern, and not both")
     read = spark.readStream.format("raftq").option("bootstrap", bootstrap)
@@ -83,17 +85,16 @@ def archive(  # noqa: PLR0913 - a public API
 
 
 def archived(spark: SparkSession, path: str) -> DataFrame:
-    """What an archive holds, with the columns of a topic and `date`.
+    """The content of an archive, with the columns of a topic and `date`.
 
-    The schema is given, because Spark would take a topic that is named 007 for the number 7.
-    """
+    The schema is given, because Spark would read a topic that is named 007 as the number 7."""
     schema = read_schema([*COLUMNS, HEADERS]).add("date", DateType())
     return spark.read.schema(schema).parquet(f"{path}/data")
 
 
 def utc_date(column: str) -> Column:
-    """The day of a timestamp, whatever the time zone of the session: folders must not depend on
-    who runs the archive."""
+    """The day of a timestamp in UTC, whatever the time zone of the session: folders must not
+    depend on who runs the archive."""
     days = sql.floor(sql.unix_micros(column) / sql.lit(DAY_US)).cast("int")
     return sql.date_from_unix_date(days)
 

@@ -9,7 +9,7 @@ from raftq.client.spark.pipelines.outcome import Done
 
 
 def compact(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Done:
-    """The last record of each key, as a Parquet table at `path`, which is replaced.
+    """Writes the last record of each key, as a Parquet table at `path`, which is replaced.
 
     As in a compacted topic, records without a key are left out, and an empty value deletes its key.
     """
@@ -18,7 +18,7 @@ def compact(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Done:
     rows = read.option("columns", "key,value,partition,offset,timestamp").load()
     last = sql.struct("value", "partition", "offset", "timestamp")
     # Offsets order the records of one partition. A key is in two of them after partitions were
-    # added to the topic: between those the time decides.
+    # added to the topic; then the time decides.
     by_partition = (
         rows.where("key is not null")
         .groupBy("key", "partition")

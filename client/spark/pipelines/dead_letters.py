@@ -1,8 +1,7 @@
-"""Shell: what died, why, where and when: a table and a picture of dead letters.
+"""Shell: a table and a picture of dead letters: what died, why, where and when.
 
-Dead letters are records of `{topic}.dlq` whose headers `x-dlq-*` tell why they died. The report is
-about what died, so it also counts letters that were sent back or purged since, for as long as
-retention keeps them.
+Dead letters are records of `{topic}.dlq` whose headers `x-dlq-*` say why they died. The report also
+counts letters that were sent back or purged since, as long as retention keeps them.
 """
 
 import re
@@ -42,8 +41,8 @@ class LetterReport:
 def dead_letter_report(
     spark: SparkSession, chosen: Selection, path: str, picture: str = ""
 ) -> LetterReport:
-    """Write `path`/dead-letters (Parquet: a row for each bucket of time, topic, group and reason)
-    and a picture. The selection names topics whose letters are meant; none means all topics."""
+    """Writes `path`/dead-letters (Parquet: a row for each bucket of time, topic, group and
+    reason) and a picture. The selection names the sources of the letters; none means all topics."""
     table = f"{path}/{TABLE}"
     letters = read_range(spark, _of_letters(chosen), "topic,timestamp,headers")
     _grouped(letters, chosen.bucket_ms).coalesce(1).write.mode("overwrite").parquet(table)
@@ -61,7 +60,7 @@ def dead_letter_report(
 
 
 def _of_letters(chosen: Selection) -> Selection:
-    """The topics of the letters. A pattern, so that a topic that has none is no error."""
+    """The topics of the letters, as a pattern, so that a source without letters is no error."""
     if chosen.topics:
         names = [re.escape(topic.removesuffix(DLQ_SUFFIX)) for topic in chosen.topics]
         pattern = "|".join(names)

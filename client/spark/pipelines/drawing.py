@@ -1,6 +1,6 @@
-"""What the pictures of reports have in common: colours, axes of time, labels. (Pure.)
+"""Pure: what the pictures of reports have in common: colours, axes of time, labels.
 
-matplotlib is loaded by the functions: a report must not need it.
+The functions import matplotlib: a report must not need it.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people who see few of them can tell apart; grey is for the rest.
+# Okabe and Ito's colours, which colour-blind people can tell apart; grey is for the rest.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
 REST = "#B0B0B0"
 GRID = "#E4E4E4"
@@ -21,21 +21,21 @@ DAY_MS = 86_400_000
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    # Not pyplot: that keeps figures in a global, and asks for a screen.
+    # Not pyplot: it keeps figures in a global, and needs a screen.
     from matplotlib.figure import Figure  # noqa: PLC0415 - optional, and slow to load
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def label(text: str) -> str:
-    """Text of strangers: short, printable, and no formula, which `$` would begin."""
+    """Foreign text: short, printable, and without formulas, which `$` would begin."""
     clean = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
     short = clean if len(clean) <= LABEL_CHARS_MAX else clean[: LABEL_CHARS_MAX - 1] + "\u2026"
     return short.replace("$", r"\$")
 
 
 def day(ms: int) -> float:
-    """Days since 1970, as axes of time count."""
+    """Days since 1970, the unit of time axes."""
     return ms / DAY_MS
 
 
@@ -51,7 +51,7 @@ def span(buckets_ms: Iterable[int], bucket_ms: int) -> str:
 
 
 def quiet_axes(axes: "Axes") -> None:
-    """A light grid behind what is drawn, and no box around it."""
+    """Draws a light grid behind the data, and no box around it."""
     axes.set_axisbelow(True)
     axes.grid(axis="y", color=GRID)
     for side in ("top", "right"):
@@ -60,7 +60,7 @@ def quiet_axes(axes: "Axes") -> None:
 
 
 def time_axis(axes: "Axes") -> None:
-    """Days since 1970 as times of day and dates, in UTC."""
+    """Shows days since 1970 as times of day and dates, in UTC."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter  # noqa: PLC0415
 
     locator = AutoDateLocator(tz=UTC, minticks=4, maxticks=10)  # type: ignore[no-untyped-call]
@@ -70,7 +70,7 @@ def time_axis(axes: "Axes") -> None:
 
 
 def duration(ms: float) -> str:
-    """A duration as people say it: 850 ms, 2.5 s, 3 min, 7 h, 2 d."""
+    """A duration for people: 850 ms, 2.5 s, 3 min, 7 h, 2 d."""
     for unit, length in (("d", DAY_MS), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
         if abs(ms) >= length:
             return f"{ms / length:.3g} {unit}"

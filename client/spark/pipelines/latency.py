@@ -3,10 +3,10 @@
 A record's own timestamp says when it was written. Its latency is that minus its origin, which is
 one of
 
-    header:NAME   a header that says when the story began
+    header:NAME   a header with the time of the origin
     json:FIELD    a field of its value, such as created_at or $.order.created_at
-    topic:NAME    the time of the record upstream with the same key or the same header: of those
-                  that were written before it, the last one
+    topic:NAME    the time of the record upstream with the same key or the same header: the last
+                  one that was written before it
 
 A time in a header or field is a whole number of ms since 1970, or a text like 2026-01-31T12:00:00Z.
 """
@@ -36,12 +36,12 @@ HEADER = "header:"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the time stands from which latency counts."""
+    """Where the time is from which latency counts."""
 
     kind: Literal["header", "json", "topic"]
     name: str
     match: str = KEY
-    """With `topic`: what two records of one story have in common, "key" or "header:NAME"."""
+    """With `topic`: what two related records have in common, "key" or "header:NAME"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def parse_origin(text: str, match: str = KEY) -> Origin:
 def latency_report(
     spark: SparkSession, chosen: Selection, origin: Origin, path: str, picture: str = ""
 ) -> LatencyReport:
-    """Write `path`/latency (Parquet: a row for each bucket of time and topic) and a picture."""
+    """Writes `path`/latency (Parquet: a row for each bucket of time and topic) and a picture."""
     table = f"{path}/{TABLE}"
     latencies = _latencies(spark, chosen, origin)
     totals = _percentiles(latencies, chosen.bucket_ms).persist()
@@ -93,7 +93,7 @@ def latency_report(
 
 
 def _latencies(spark: SparkSession, chosen: Selection, origin: Origin) -> DataFrame:
-    """One row for each record: topic, timestamp, origin_ms (null when it is not known)."""
+    """One row for each record: topic, timestamp, origin_ms (null if unknown)."""
     if origin.kind == "topic":
         return _since_upstream(spark, chosen, origin)
     if origin.kind == "header":
@@ -113,8 +113,8 @@ def _time_ms(text: Column) -> Column:
 def _since_upstream(spark: SparkSession, chosen: Selection, origin: Origin) -> DataFrame:
     """Each record with the time of the last one upstream that has the same identity.
 
-    Upstream is read from its beginning, because a story of this range may have begun before it.
-    """
+    Upstream is read from its beginning, because a record of this range may have its origin before
+    it."""
     columns = f"topic,timestamp,{'key' if origin.match == KEY else 'headers'}"
     name = origin.match.removeprefix(HEADER)
     identity = sql.col("key") if origin.match == KEY else header_text(name)
@@ -126,7 +126,7 @@ def _since_upstream(spark: SparkSession, chosen: Selection, origin: Origin) -> D
         "topic", "timestamp", identity.alias("identity")
     )
     known = begun.unionByName(arrived).where("identity is not null")
-    # Of the same instant, what is upstream comes first: null sorts before a name.
+    # At the same instant, upstream comes first: null sorts before a name.
     before = Window.partitionBy("identity").orderBy("timestamp", sql.asc_nulls_first("topic"))
     before = before.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     begun_ms = sql.when(sql.col("topic").isNull(), sql.unix_millis("timestamp"))

@@ -1,4 +1,4 @@
-"""The picture of latency: percentiles over time, one panel for each topic. (Pure.)"""
+"""Pure: the picture of latency: percentiles over time, one panel for each topic."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LINES = {"p99_ms": COLOURS[3], "p90_ms": COLOURS[1], "p50_ms": COLOURS[0]}
-# Where powers of ten of a ms would be odd durations: 1 ms to 500 ms, 1 s to 30 s, and so on.
+# Powers of ten of a ms would be odd durations: 1 ms to 500 ms, 1 s to 30 s, and so on.
 ROUND_MS = (
     *(power * step for power in (1, 10, 100) for step in (1, 2, 5)),
     *(unit * step for unit in (1000, 60_000) for step in (1, 2, 5, 10, 30)),
@@ -30,7 +30,7 @@ ROUND_MS = (
 )
 TICKS_MAX = 9
 WIDE = 50  # from here on, largest against smallest, an axis of powers of ten is easier to read
-MARKED_MAX = 60  # points that are few are marked, so that one alone can be seen
+MARKED_MAX = 60  # few points are marked, so that a single one can be seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _panel(axes: "Axes", topic: str, points: list[Point]) -> None:
     times = [day(point.bucket_ms) for point in points]
     mark = "o" if len(points) <= MARKED_MAX else ""
     highest = [point.values["max_ms"] for point in points]
-    # Dots, above the lines: where a bucket has few records the largest one is the p99, too.
+    # Dots, above the lines: if a bucket has few records, the largest one is the p99, too.
     axes.plot(times, highest, ".", color=INK, markersize=3, label="max", zorder=3)
     for name, colour in LINES.items():
         heights = [point.values[name] for point in points]

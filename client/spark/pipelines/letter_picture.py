@@ -1,4 +1,4 @@
-"""The picture of dead letters: how many died when and why, and where most of them did. (Pure.)"""
+"""Pure: the picture of dead letters: how many died when and why, and where most of them died."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,7 +28,8 @@ BUCKETS_SHOWN_MIN = 12
 
 @dataclass(frozen=True, slots=True)
 class LetterFigures:
-    """What is drawn: letters by reason and bucket (ms), and by place, the largest first."""
+    """What is drawn: letters by reason and bucket (ms), and by topic and group, the largest
+    first."""
 
     bucket_ms: int
     by_reason: dict[str, dict[int, int]]

@@ -1,4 +1,4 @@
-"""What a job has done, and where its picture is. (Pure.)"""
+"""Pure: what a job has done, and where its picture is."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A picture, or in one sentence why there is none."""
+    """A picture, or one sentence that says why there is none."""
 
     path: str = ""
     why_not: str = ""

@@ -1,7 +1,7 @@
-"""Shell: where a report's picture goes, and what is said when there is none.
+"""Shell: where a report's picture goes, and what the report says if there is none.
 
-Pictures are drawn with matplotlib on the driver, from aggregates. It is loaded only when a picture
-is drawn; a report without it is still a report.
+Pictures are drawn with matplotlib on the driver, from aggregates. It is imported only when a
+picture is drawn; a report without it is still a report.
 """
 
 import os
@@ -36,7 +36,7 @@ def local_path(path: str) -> str | None:
 
 
 def save_picture(draw: "Callable[[], Figure]", path: str, name: str, given: str) -> Drawn:
-    """Draw into the file `given`, or else into `path`/`name`."""
+    """Draws into the file `given`, otherwise into `path`/`name`."""
     place = local_path(given or f"{path}/{name}")
     if place is None:
         return Drawn(why_not=f"there is no picture, because {path} is not a directory of this "
@@ -50,5 +50,5 @@ def save_picture(draw: "Callable[[], Figure]", path: str, name: str, given: str)
     Path(place).parent.mkdir(parents=True, exist_ok=True)
     fresh = f"{place}.{os.getpid()}"
     figure.savefig(fresh, format="png", dpi=DPI)
-    os.replace(fresh, place)  # whoever looks meanwhile sees the old one
+    os.replace(fresh, place)  # a reader sees the old file meanwhile
     return Drawn(path=place)

@@ -1,8 +1,8 @@
-"""Shell: an archive back into a topic, record by record as it was.
+"""Shell: writes an archive back to a topic, record by record as it was.
 
-Every record goes to the partition it came from, in the order of its offset, with its key, headers,
-lane and time. How rows are dealt out to tasks and cut into batches depends on the archive, the
-range and the rate only, never on the machine: so a repetition under the same id is recognised.
+Every record goes to its former partition, in the order of its offset, with its key, headers, lane
+and time. How rows are spread over tasks and cut into batches depends only on the archive, the range
+and the rate, never on the machine: so a repetition under the same id is recognised.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from raftq.client.spark.pipelines.archiving import archived
 from raftq.client.spark.pipelines.outcome import Done
 from raftq.client.spark.pipelines.selection import within
 
-BATCHES_A_SECOND = 10  # when there is a rate: smaller batches, so that it is even
+BATCHES_A_SECOND = 10  # with a rate: smaller batches, so that it is even
 BATCH_RECORDS_MAX = 4_000
 
 
@@ -26,11 +26,11 @@ class Replay:
 
     topic: str
     to: str = ""
-    """Another topic to write to; "" for its own."""
+    """Another topic to write to; "" means its own."""
     since_ms: int | None = None
     until_ms: int | None = None
     rate: int = 0
-    """Records a second at most; 0 for as fast as it goes."""
+    """Records a second at most; 0 means without a limit."""
     write_id: str = ""
     """The same replay again under the same id writes only what is missing."""
 
@@ -40,7 +40,7 @@ class Replay:
 
 
 def replay(spark: SparkSession, bootstrap: str, path: str, wanted: Replay) -> Done:
-    """Write archived records to a topic: same partitions, same order in each."""
+    """Writes archived records to a topic: same partitions, same order in each."""
     began = perf_counter()
     rows = archived(spark, path).where(sql.col("topic") == wanted.topic)
     rows = within(rows, wanted.since_ms, wanted.until_ms)
@@ -76,8 +76,10 @@ def _write(
 
 
 def _at_a_time(spark: SparkSession, partitions: int) -> int:
-    """How many tasks may run at a time and share the rate. A cluster may get more executors while
-    the job runs: there it is all of them, so that the rate is never exceeded."""
+    """How many tasks may run at a time and share the rate.
+
+    A cluster may get more executors while the job runs: there it is all of them, so that the rate
+    is never exceeded."""
     context = spark.sparkContext
     local = (context.master or "").startswith("local")
     return min(partitions, context.defaultParallelism) if local else partitions

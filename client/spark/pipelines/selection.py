@@ -1,4 +1,4 @@
-"""Which records a report is about, and columns that reports have in common. (Pure, for Spark.)"""
+"""Pure: which records a report is about, and columns that reports have in common."""
 
 from dataclasses import dataclass
 
@@ -33,8 +33,7 @@ def read_range(spark: SparkSession, chosen: Selection, columns: str) -> DataFram
     """The records of a selection with these columns.
 
     The log is entered at the first record of the range. Its end is a filter: times are those of
-    producers, so a late record may stand behind the first one that is out of the range.
-    """
+    producers, so a late record may stand behind the first one that is out of the range."""
     read = spark.read.format("raftq").option("bootstrap", chosen.bootstrap)
     if chosen.pattern:
         read = read.option("subscribePattern", chosen.pattern)
@@ -62,6 +61,6 @@ def bucket_of(column: str, bucket_ms: int) -> Column:
 
 
 def header_text(name: str) -> Column:
-    """A header as text; null without it. Bytes that are no text are replaced."""
+    """A header as text; null without it. Bytes that are not text are replaced."""
     found = sql.get(sql.filter("headers", lambda one: one["key"] == name), sql.lit(0))
     return sql.make_valid_utf8(found["value"].cast("string"))
