@@ -1,9 +1,9 @@
-"""Shell: measures and prints; exits with 1 when a bar is missed.
+"""Shell: measures and prints; exits with 1 if a bar is missed.
 
-`python -m raftq_bench [FIGURE...]`. Every figure is measured for at least 10
-seconds per side, against a baseline in the same run. `cluster`, `groups`, `queue` or `spark` as the
-first word means the figures of a cluster, of consumer groups or queues on one, or of Spark beside
-one, see the modules of these names.
+`python -m raftq_bench [FIGURE...]`. Every figure is measured for at least 10 seconds per side,
+against a baseline in the same run. With `cluster`, `groups`, `queue` or `spark` as the first word
+it measures a cluster, consumer groups or queues on one, or Spark beside one; see the modules of
+these names.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     results: list[Result] = []
     for name in found.figures or FIGURES:
         if not settings.quick:
-            os.sync()  # what the last figure left to write must not slow this one
+            os.sync()  # writes that the last figure left must not slow this one
         for result in FIGURES[name][0](settings):
             console.print(describe(result, facts), highlight=False, markup=False)
             results.append(result)

@@ -27,7 +27,7 @@ class Appender:
         return self._encoded
 
     def append(self) -> int:
-        """All the batches once, encoded beforehand; returns the bytes."""
+        """Appends all the batches once, encoded beforehand; returns the bytes."""
         append = self.log.append
         for batch in self._encoded:
             append(batch)
@@ -42,7 +42,8 @@ class Appender:
         return size
 
     def rest(self) -> None:
-        """Owe the disk nothing when the next side starts, and bound what is kept on it."""
+        """Writes everything to the disk before the next side starts, and limits what is kept on
+        it."""
         self.log.sync()
         self.log.retain(NOW_MS, bytes_max=KEEP_BYTES, below=self.log.end_offset)
 

@@ -1,9 +1,9 @@
-"""Shell: whether a message costs more when many others wait.
+"""Shell: whether a message costs more if many others wait.
 
-Two queues are open in one process, one with a short backlog and one with a long one, and take turns
-after every few milliseconds of work. After each turn the backlog is brought back to its length,
-untimed. What is dequeued is read from the page cache on both sides: the front of a long backlog is
-normally on the disk, and this figure is about the cost of the queue, not of the disk.
+Two queues are open in one process, one with a short backlog and one with a long one. They take
+turns after every few milliseconds of work. After each turn the backlog is restored to its length,
+untimed. Dequeued messages are read from the page cache on both sides: the front of a long backlog
+is normally on the disk, and this figure is about the cost of the queue, not of the disk.
 """
 
 import bisect
@@ -66,7 +66,7 @@ class Backlog:
             assert len(messages) == DEQUEUE_RECORDS, "the backlog ran out"
 
     def restore(self, consumed: bool) -> None:
-        """Bring the backlog back to its length, and bound what is on the disk."""
+        """Restores the backlog to its length, and limits what is on the disk."""
         if consumed:
             self.enqueue_batch()
         else:
@@ -79,7 +79,7 @@ class Backlog:
         self._warm()
 
     def _warm(self) -> None:
-        """Read the file that the next turn reads, once."""
+        """Reads the file that the next turn reads, once."""
         ahead = self._front + 2 * STEP_RECORDS
         if ahead < self._warm_below:
             return
@@ -88,7 +88,7 @@ class Backlog:
         number = max(bisect.bisect_right(bases, ahead) - 1, 0)
         files[number].read_bytes()
         following = bases[number + 1 :]
-        # What comes after the last file is being written, so it is in the page cache.
+        # Later data than the last file is being written, so it is in the page cache.
         self._warm_below = following[0] if following else ahead + WARM_RECORDS
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ def measure(settings: Settings) -> list[Result]:
 
 
 class Costs:
-    """What the turns of one side took."""
+    """The cost of the turns of one side."""
 
     def __init__(self) -> None:
         self.turns: list[float] = []
@@ -149,7 +149,7 @@ class Costs:
 def _take_turns(
     settings: Settings, sides: dict[str, Backlog], verb: Callable[[Backlog], None]
 ) -> dict[str, dict[str, float]]:
-    """What a message costs on each side; the first turns are not counted."""
+    """The cost of a message on each side; the first turns are not counted."""
     consumed = verb is Backlog.consume
     order = list(sides)
     for enough in (settings.seconds / 20, settings.seconds):

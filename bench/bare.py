@@ -1,9 +1,9 @@
-"""Shell: the baselines of the disk figures: bare system calls on files treated as the log treats
-its own.
+"""Shell: the baselines of the disk figures: bare system calls on files that are treated as the
+log's.
 
 The files roll at the same size, the kernel is asked to write behind in the same steps, and pages
-leave the cache at the same distance, so that what is compared is the work of the engine and not two
-ways to use memory. Nothing is checksummed, indexed or recoverable.
+leave the cache at the same distance. So the comparison shows the work of the engine, not two ways
+to use memory. Nothing is checksummed, indexed or recoverable.
 """
 
 import os
@@ -46,7 +46,7 @@ class BareFiles:
             self._write_behind()
 
     def rest(self) -> None:
-        """Owe the disk nothing when the next side starts; delete old files."""
+        """Writes everything to the disk before the next side starts; deletes old files."""
         for _, fd, _ in self._files:
             os.fdatasync(fd)
         keep = KEEP_BYTES // self._config.segment_bytes
@@ -99,7 +99,7 @@ class BareFiles:
 
 
 def read_all(paths: list[Path], chunk_bytes: int) -> int:
-    """Read files from end to end; returns the bytes seen."""
+    """Reads files from end to end; returns the bytes read."""
     seen = 0
     for path in paths:
         fd = os.open(path, os.O_RDONLY)

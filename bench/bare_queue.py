@@ -1,6 +1,6 @@
-"""Shell: the baseline of the queue figures: what a lease and an ack must at least move.
+"""Shell: the baseline of the queue figures: the data that a lease and an ack must move at least.
 
-A lease is a small frame that is written to all files and a big one that is read; an ack is another
+A lease is a small frame that is written to all files and a big one that is read. An ack is another
 small frame that is written to all files.
 """
 

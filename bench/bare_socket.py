@@ -1,11 +1,11 @@
 """Shell: the baseline of the cluster figures: a socket and a file, and nothing else.
 
-`python -m raftq_bench.bare_socket DIRECTORY [PORT...]` is a process that takes frames of a
-fixed size on a uvloop BufferedProtocol, writes them to files as the log does (same size, same
-write-behind), hands each on to the processes at PORT, and answers with one byte when those have. It
-checks, stamps and indexes nothing. It prints its port and ends with its input.
+`python -m raftq_bench.bare_socket DIRECTORY [PORT...]` is a process that receives frames of a fixed
+size on a uvloop BufferedProtocol, writes them to files as the log does (same size, same
+write-behind), forwards each to the processes at PORT, and answers with one byte when they have
+answered. It checks, stamps and indexes nothing. It prints its port and ends with its input.
 
-A connection begins with eight bytes, `<II`: the size of its frames and what it wants:
+A connection begins with eight bytes, `<II`: the size of its frames and its kind:
 
     APPEND  frames come, one byte goes back for each
     READ    a byte comes, a frame goes back: pread from a file, which is in the page cache
@@ -36,7 +36,7 @@ FRAME_BYTES_MAX = 64 * MIB
 
 
 class _Follower(asyncio.Protocol):
-    """The way to a process that gets every frame too; counts its answers."""
+    """The connection to a process that gets every frame, too; counts its answers."""
 
     def __init__(self, sink: "_Sink") -> None:
         self.sink = sink
@@ -171,7 +171,7 @@ class _Node:
 
 @contextmanager
 def bare_nodes(directory: Path, count: int = 1) -> Iterator[int]:
-    """Starts them; yields the port of the first, which hands everything on to the others."""
+    """Starts them; yields the port of the first, which forwards everything to the others."""
     started: list[subprocess.Popen[str]] = []
     ports: list[str] = []
     try:
@@ -195,8 +195,7 @@ def bare_nodes(directory: Path, count: int = 1) -> Iterator[int]:
 class BareClient(Side):
     """Frames to a bare node, `WINDOW` in flight, from a plain blocking socket.
 
-    A frame counts as `worth` operations, as a batch does for the side it is compared with.
-    """
+    A frame counts as `worth` operations, as a batch does for the side it is compared with."""
 
     def __init__(self, port: int, frame: bytes, worth: int = 1, window: int = WINDOW) -> None:
         self._port = port
@@ -250,7 +249,7 @@ class BareLatency(BareClient):
 
 
 class BareReader(BareClient):
-    """Asks for frames, a few ahead, and reads them into one buffer."""
+    """Requests frames, a few ahead, and reads them into one buffer."""
 
     def _open(self, mode: int) -> socket.socket:
         return super()._open(READ if mode == APPEND else mode)

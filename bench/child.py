@@ -1,11 +1,11 @@
-"""Shell: what the memory and crash figures do in processes of their own.
+"""Shell: what the memory and crash figures do in their own processes.
 
 `python -m raftq_bench.child ACTION DIRECTORY [NUMBER...]` prints one line of JSON.
 
     fill    DIRECTORY BYTES                  put messages in, close
     crash   DIRECTORY BYTES BATCH            put messages in, ack 99 of 100, die by SIGKILL
-    open    DIRECTORY                        open the queue, tell how long it took
-    stream  DIRECTORY SAMPLE_BYTES SECONDS   take and ack everything, sample memory on the way
+    open    DIRECTORY                        open the queue, print how long it took
+    stream  DIRECTORY SAMPLE_BYTES SECONDS   take and ack everything, sample memory meanwhile
 """
 
 import json
@@ -84,7 +84,7 @@ def run_open(directory: str) -> dict[str, Any]:
 
 
 def run_stream(directory: str, sample_bytes: int, seconds_min: float) -> dict[str, Any]:
-    """Stream the whole queue, again and again until the time is up."""
+    """Streams the whole queue repeatedly until the time is up."""
     samples = []
     with Queue.open(directory) as queue:
         seen, due = 0, sample_bytes
@@ -114,7 +114,7 @@ ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def run_child(action: str, directory: str, *numbers: float) -> dict[str, Any]:
-    """Run an action in a new process; one that is to die by SIGKILL gives an empty answer."""
+    """Runs an action in a new process. One that dies by SIGKILL returns an empty answer."""
     command = [sys.executable, "-m", "raftq_bench.child", action, directory]
     done = subprocess.run([*command, *map(str, numbers)], stdout=subprocess.PIPE, check=False)
     expected = -signal.SIGKILL if action == "crash" else 0

@@ -1,10 +1,11 @@
-"""Shell: leaders killed with -9 under load: how long nothing is acknowledged, and what is lost.
+"""Shell: leaders killed with SIGKILL under load: how long nothing is acknowledged, and what is
+lost.
 
-Two writers run all the time: one sends a record at a time to each partition, the other many. Each
-record says who wrote it and its number. In a round the leader of some partitions is killed; it
-takes until each of those partitions has acknowledged a record that was sent after the kill, and the
-slowest counts. Then the node comes back and all replicas catch up. At the end everything is read
-back: every acknowledged record is there once, and in the order of sending.
+Two writers run all the time: one sends single records to each partition, the other many. Each
+record contains its writer and its number. A round kills the leader of some partitions. It lasts
+until each of those partitions has acknowledged a record that was sent after the kill; the slowest
+counts. Then the node starts again and all replicas catch up. At the end everything is read back:
+every acknowledged record is there once, and in the order of sending.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ from raftq_bench.runner import VALUE_BYTES
 NODES = 3
 PARTITIONS = 12
 BULK_RECORDS = 100
-BULK_PAUSE_S = 0.01  # between two of the bulk writer's turns, so that killing and starting get on
+BULK_PAUSE_S = 0.01  # between two turns of the bulk writer, so that killing and starting proceed
 P50_S, WORST_S = 1.5, 5.0
 ROUND_S_LIMIT = 60.0
 POLL_S = 0.02
@@ -44,7 +45,7 @@ READ_S = 5.0
 
 
 class Writers:
-    """Both writers, on a loop of their own in a thread."""
+    """Both writers, on their own loop in a thread."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self._bootstrap = bootstrap
@@ -57,7 +58,7 @@ class Writers:
             for partition in range(PARTITIONS)
         }
         self.newest = [0.0] * PARTITIONS
-        """When the newest single record that is acknowledged was sent."""
+        """When the newest acknowledged single record was sent."""
         self.ended_at = [0.0] * PARTITIONS
         """When that acknowledgement came."""
         self.errors: list[str] = []
@@ -113,7 +114,7 @@ class Writers:
 
 
 class Rounds:
-    """Kills, waits, and brings back."""
+    """Kills, waits, and starts again."""
 
     def __init__(self, found: Target, topic: str, writers: Writers) -> None:
         self._bootstrap = found.bootstrap
@@ -124,7 +125,7 @@ class Rounds:
         self.controllers = 0
 
     def kill_one(self, number: int) -> None:
-        """Every third time the one that is also the controller."""
+        """Kills a leader; every third time the one that is also the controller."""
         victim, parts, controls = self._choose(number)
         self.controllers += controls
         killed_at = time.perf_counter()
@@ -155,8 +156,8 @@ class Rounds:
         return seen[-1]
 
     def _first_new(self, parts: list[int], killed_at: float, gone_at: float) -> float:
-        """Counted from the kill; a record sent before the process was gone does not count, since
-        it may have answered that one still."""
+        """The time from the kill. A record that was sent before the process was gone does not
+        count, since the process may still have answered it."""
         newest, ended_at = self._writers.newest, self._writers.ended_at
         slowest = 0.0
         for partition in parts:
@@ -210,7 +211,7 @@ def read_back(bootstrap: str, topic: str) -> dict[tuple[int, int], list[int]]:
 def verdict(
     acknowledged: Mapping[tuple[int, int], set[int]], read: Mapping[tuple[int, int], list[int]]
 ) -> dict[str, int]:
-    """How many acknowledged records are lost, and how many are there twice or out of order."""
+    """How many acknowledged records are lost, and how many are doubled or out of order."""
     lost = duplicated = out_of_order = 0
     for key, numbers in acknowledged.items():
         got = read.get(key, [])

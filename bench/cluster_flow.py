@@ -1,5 +1,4 @@
-"""Shell: throughput through a cluster: produced in columns, record by record, by many at once, and
-consumed."""
+"""Shell: throughput of a cluster: produced in columns, singly, by many at once, and consumed."""
 
 import asyncio
 import os
@@ -45,7 +44,8 @@ class Timed(Side):
     """A side whose slice ends when everything it began is done."""
 
     def __init__(self, run: Callable[[float], int], rest: Callable[[], object] = os.sync) -> None:
-        """Those who write rest by `os.sync`: what is left to write must not slow the other side."""
+        """Sides that write rest by `os.sync`, so that unwritten data does not slow the other
+        side."""
         super().__init__(lambda: 0, rest)
         self._run = run
 
@@ -56,7 +56,7 @@ class Timed(Side):
 
 
 def compare(found: Target, ours: Side, bare: BareClient) -> tuple[dict[str, Timing], float | None]:
-    """Both sides in turns, and what the nodes' processors did meanwhile."""
+    """Runs both sides in turns, and measures the nodes' processor time meanwhile."""
     before = found.cpu_s()
     try:
         timings = interleave(found.settings, {"raftq": ours, "bare": bare})
@@ -124,7 +124,7 @@ def measure_produce_1(settings: ClusterSettings) -> list[Result]:
 
 
 def _against_bare(result: Result, ratio: float, settings: ClusterSettings) -> Result:
-    """The same figure once more, judged by its ratio."""
+    """The same figure again, judged by its ratio."""
     return Result(
         figure=result.figure,
         title=f"{result.title}: share of the bare loop",
@@ -159,7 +159,7 @@ def measure_send(settings: ClusterSettings) -> list[Result]:
 
 
 class AsyncSide(Timed):
-    """Something that happens on a loop of its own, which stands still between slices."""
+    """A side that runs on its own loop, which stops between slices."""
 
     def __init__(self, begin: Callable[[AsyncExitStack], Coroutine[Any, Any, Any]]) -> None:
         super().__init__(self._run_slice)
@@ -214,7 +214,7 @@ def measure_concurrent(settings: ClusterSettings) -> list[Result]:
 
 
 class Reading:
-    """Reads a filled topic from end to end, over and over."""
+    """Reads a filled topic from end to end, repeatedly."""
 
     def __init__(self, consumer: Consumer, topic: str, poll: Callable[[], int]) -> None:
         self._consumer = consumer

@@ -1,4 +1,4 @@
-"""Shell: how long one record takes, alone and one after the other: native clients and REST."""
+"""Shell: how long single records take, one after the other: native clients and REST."""
 
 import http.client
 import json
@@ -48,7 +48,7 @@ def one_by_one(send: Callable[[], object], samples: list[float]) -> Callable[[fl
 
 
 def _in_turns(found: Target, ours: Side, samples: list[float], port: int) -> dict[str, list[float]]:
-    """Both sides in turns; the first slice of each warms up and does not count."""
+    """Runs both sides in turns; the first slice of each warms up and does not count."""
     bare = BareLatency(port, bytes(encode(make_values(1), timestamps=NOW_MS)))
     warm = {"raftq": samples, "bare": bare.samples}
     for side in (ours, bare):

@@ -1,4 +1,4 @@
-"""Shell: a cluster with a thousand partitions: what it costs to do nothing, to start, to change."""
+"""Shell: a cluster with a thousand partitions: the cost of being idle, of starting, of changes."""
 
 import asyncio
 import time
@@ -56,7 +56,7 @@ def measure(settings: ClusterSettings) -> list[Result]:
 
 
 def _idle(found: Target, local: LocalCluster) -> tuple[dict[int, float], float]:
-    """The share of a core that each node takes when nobody asks for anything."""
+    """The share of a core that each node uses while there are no requests."""
     time.sleep(SETTLE_S if not found.settings.quick else 0.5)
     pids = {node_id: local.pid(node_id) for node_id in local.ids}
     before = {one: cpu_seconds(pid) for one, pid in pids.items() if pid is not None}
@@ -68,7 +68,7 @@ def _idle(found: Target, local: LocalCluster) -> tuple[dict[int, float], float]:
 
 
 def _restart(found: Target, local: LocalCluster, kill: bool) -> float:
-    """Seconds from starting all nodes until every partition is served by a leader again."""
+    """Seconds from starting all nodes until every partition has a leader that answers."""
     for node_id in local.ids:
         if kill:
             local.kill(node_id)
@@ -92,8 +92,9 @@ def _restart(found: Target, local: LocalCluster, kill: bool) -> float:
 
 
 def _what_is_missing(admin: Admin, topics: Sequence[str]) -> str:
-    """What a cluster that has just started still lacks; "" for nothing. What a node remembers from
-    before counts for nothing: leaders must answer."""
+    """What a cluster that has just started still lacks; "" for nothing.
+
+    What a node remembers from before does not count: leaders must answer."""
     status = admin.cluster_status()
     if status.controller is None or status.leaderless:
         return f"controller {status.controller}, {status.leaderless} without leader"
@@ -106,7 +107,7 @@ def _what_is_missing(admin: Admin, topics: Sequence[str]) -> str:
 
 
 async def _changes(found: Target, count: int) -> list[float]:
-    """Seconds from asking one node for a topic until every node knows it."""
+    """Seconds from the request for a topic until every node knows it."""
     links = [await Connection.open(*address) for address in addresses(found.bootstrap)]
     taken = []
     try:

@@ -31,7 +31,7 @@ class ClusterSettings:
     bootstrap: str | None = None
     """A running cluster to measure; without it each figure starts its own."""
     rounds: int = 30
-    """Of killing a leader."""
+    """How many leaders are killed."""
     data_bytes: int = 0
     """How much is read or written, for figures that take a size."""
 
@@ -50,7 +50,7 @@ class Target:
     def create(
         self, name: str, partitions: int, replication: int, **config: int | str | bool | None
     ) -> str:
-        """A topic under a name that nobody else uses."""
+        """Creates a topic with a unique name."""
         topic = f"bench-{name}-{os.getpid()}-{len(self.topics)}"
         config = {"retention_bytes": RETENTION_BYTES, **config}
         with Admin(self.bootstrap) as admin:
@@ -80,8 +80,8 @@ class Target:
 def target(
     settings: ClusterSettings, nodes: int, node_settings: Mapping[str, Setting] | None = None
 ) -> Iterator[Target]:
-    """A cluster of `nodes` with these settings, or the one that was given, where everything that
-    was created is deleted."""
+    """A cluster of `nodes` with these settings, or the given one, where all created topics are
+    deleted at the end."""
     with settings.base.scratch() as path:
         if settings.bootstrap is not None:
             with Admin(settings.bootstrap) as admin:
@@ -100,7 +100,7 @@ def target(
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, its threads included."""
+    """User and system time of a process, with its threads."""
     with open(f"/proc/{pid}/stat") as stat:
         fields = stat.read().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_S
@@ -118,7 +118,7 @@ def quantile(samples: Sequence[float], share: float) -> float:
 
 @dataclass(slots=True, kw_only=True)
 class Line:
-    """What is said about a figure besides its numbers."""
+    """The text of a figure besides its numbers."""
 
     figure: str
     title: str
@@ -188,5 +188,5 @@ def latency_results(
 
 
 def tell(text: str) -> None:
-    """Progress for whoever watches; results go to stdout."""
+    """Shows progress on stderr; results go to stdout."""
     print(text, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""Shell: processes that the figures of queues and groups put to work, seen from the figure.
+"""Shell: worker processes for the figures of queues and groups, seen from the figure.
 
-Each is `python -m raftq_bench.hand ROLE`, gets its settings and its orders as lines of JSON
-and answers each with a line. They share one clock with the figure: CLOCK_MONOTONIC of this machine.
+Each is `python -m raftq_bench.worker_main ROLE`. It gets its settings and its orders as lines of
+JSON and answers each with a line. Workers and figure share one clock: CLOCK_MONOTONIC.
 """
 
 import json
@@ -23,11 +23,11 @@ def clock() -> float:
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
-class Hand:
-    """One process."""
+class WorkerProcess:
+    """One worker process."""
 
     def __init__(self, role: str, **settings: Any) -> None:
-        command = [sys.executable, "-m", "raftq_bench.hand", role]
+        command = [sys.executable, "-m", "raftq_bench.worker_main", role]
         self._role = role
         self._child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -36,7 +36,7 @@ class Hand:
         self._send(settings)
 
     def order(self, verb: str, **facts: Any) -> None:
-        """Say what to do; the answer is to be taken later."""
+        """Sends an order; the answer is taken later."""
         self._send({"do": verb, **facts})
 
     def answer(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Hand:
         return self.answer()
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Sends SIGKILL and waits until the process is gone."""
         self._child.kill()
         self._child.wait()
 
@@ -72,16 +72,16 @@ class Hand:
         self._child.stdin.flush()
 
 
-class Crew:
-    """Several processes of one role, ready to work when the constructor returns."""
+class WorkerProcesses:
+    """Several worker processes of one role, ready when the constructor returns."""
 
     def __init__(self, count: int, role: str, **settings: Any) -> None:
-        self.hands: list[Hand] = []
+        self.processes: list[WorkerProcess] = []
         try:
             for number in range(count):
-                self.hands.append(Hand(role, number=number, **settings))
-            for hand in self.hands:
-                hand.answer()
+                self.processes.append(WorkerProcess(role, number=number, **settings))
+            for process in self.processes:
+                process.answer()
         except BaseException:
             self.end()
             raise
@@ -93,35 +93,35 @@ class Crew:
         self.end()
 
     def all_do(self, verb: str, **facts: Any) -> list[dict[str, Any]]:
-        """At the same time."""
-        for hand in self.hands:
-            hand.order(verb, **facts)
-        return [hand.answer() for hand in self.hands]
+        """All workers do this at the same time."""
+        for process in self.processes:
+            process.order(verb, **facts)
+        return [process.answer() for process in self.processes]
 
     def end(self) -> None:
-        for hand in self.hands:
-            hand.end()
+        for process in self.processes:
+            process.end()
 
 
-class CrewSide(Side):
-    """A side whose slices are the work of a crew; `answers` keeps what it said about each."""
+class WorkersSide(Side):
+    """A side whose slices are the work of worker processes; `answers` keeps their answers."""
 
     def __init__(
         self,
-        crew: Crew,
+        workers: WorkerProcesses,
         verb: str,
         facts: dict[str, Any],
         rest: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__(lambda: 0, rest)
-        self._crew = crew
+        self._workers = workers
         self._verb = verb
         self._facts = facts
         self.answers: list[list[dict[str, Any]]] = []
 
     def slice(self, seconds: float) -> tuple[int, float]:
         start = time.perf_counter()
-        answers = self._crew.all_do(self._verb, seconds=seconds, **self._facts)
+        answers = self._workers.all_do(self._verb, seconds=seconds, **self._facts)
         taken = time.perf_counter() - start
         self.answers.append(answers)
         return sum(int(answer["count"]) for answer in answers), taken
@@ -130,7 +130,7 @@ class CrewSide(Side):
         return sum(int(answer["count"]) for answer in self.answers[-1])
 
     def cpu_us(self) -> float:
-        """Of the crew per operation, in all slices."""
+        """Processor time of the workers per operation, in all slices."""
         every = [answer for answers in self.answers for answer in answers]
         cpu_s: float = sum(one["cpu_s"] for one in every)
         count: int = sum(one["count"] for one in every)
@@ -138,7 +138,7 @@ class CrewSide(Side):
 
 
 def lane_sums(answers: Sequence[Sequence[dict[str, Any]]]) -> list[int]:
-    """Records by lane over all slices and hands."""
+    """Records by lane over all slices and workers."""
     return [
         sum(counts)
         for counts in zip(*(one["lanes"] for some in answers for one in some), strict=True)

@@ -1,7 +1,7 @@
-"""Shell: what members of a group notice when one more comes, one dies, or two hundred come at once.
+"""Shell: what members of a group notice when one joins, one dies, or two hundred join at once.
 
-All the time a producer sends one record to each partition in turn, so that a partition that is not
-read for a while is seen as a gap between the times at which its records came.
+A producer sends a record to each partition in turn, all the time. So a partition that is not read
+for a while shows as a gap between the arrival times of its records.
 """
 
 import time
@@ -12,16 +12,16 @@ from typing import Any
 
 from raftq.client.common.errors import RequestTimeout
 from raftq_bench.cluster_runs import ClusterSettings, Target, quantile, target, tell
-from raftq_bench.crew import Crew, Hand, clock
 from raftq_bench.report import Bar, Result
+from raftq_bench.workers import WorkerProcess, WorkerProcesses, clock
 
 NODES = 3
 SETTLE_S_LIMIT = 60.0
 POLL_S = 0.02
 AFTER_S = 2.0
-"""How long is looked at after a group has settled."""
+"""How long to watch after a group has settled."""
 PAUSE_S = 0.1
-"""Between two records of one partition."""
+"""The pause between two records of one partition."""
 
 JOIN_PARTITIONS, JOIN_MEMBERS = 64, 8
 MOVED_S_MAX, UNTOUCHED_MAX = 1.0, 1.1
@@ -35,7 +35,7 @@ CROWD_PARTITIONS, CROWD_PARTITIONS_QUICK = 256, 16
 CROWD_HANDS = 2
 CROWD_JOIN_S, CROWD_S_MAX = 5.0, 10.0
 
-Seen = dict[int, list[tuple[float, int]]]  # partition -> when records came, and to which member
+Seen = dict[int, list[tuple[float, int]]]  # by partition: when records came, and to which member
 
 
 class Group:
@@ -47,7 +47,7 @@ class Group:
         self._told = {"bootstrap": found.bootstrap, "topic": self.topic,
                       "group": f"bench-{self.topic}", **settings}  # fmt: skip
         self._stack = ExitStack()
-        self.hands: list[Hand] = []
+        self.processes: list[WorkerProcess] = []
 
     def __enter__(self) -> "Group":
         return self
@@ -56,25 +56,28 @@ class Group:
         self._stack.close()
 
     def load(self) -> None:
-        """A record for each partition every PAUSE_S, from now on."""
-        (hand,) = self._stack.enter_context(Crew(1, "pace", **self._told)).hands
-        hand.ask("begin_rounds", partitions=self.partitions, pause_s=PAUSE_S)
+        """Sends a record to each partition every PAUSE_S, from now on."""
+        (process,) = self._stack.enter_context(WorkerProcesses(1, "pace", **self._told)).processes
+        process.ask("begin_rounds", partitions=self.partitions, pause_s=PAUSE_S)
 
-    def add_hand(self) -> Hand:
-        """A process that can have members."""
-        (hand,) = self._stack.enter_context(Crew(1, "members", **self._told)).hands
-        self.hands.append(hand)
-        return hand
+    def add_process(self) -> WorkerProcess:
+        """Starts a process that can have members."""
+        (process,) = self._stack.enter_context(
+            WorkerProcesses(1, "members", **self._told)
+        ).processes
+        self.processes.append(process)
+        return process
 
     def owned(self) -> dict[int, list[int]]:
         return {
             int(number): partitions
-            for hand in self.hands
-            for number, partitions in hand.ask("owned")["owned"].items()
+            for process in self.processes
+            for number, partitions in process.ask("owned")["owned"].items()
         }
 
     def settle(self, members: int) -> float:
-        """Until so many members have fair shares of all partitions; when that was seen."""
+        """Waits until this many members have fair shares of all partitions. Returns when that
+        was seen."""
         ends = time.perf_counter() + SETTLE_S_LIMIT
         while True:
             owned = self.owned()
@@ -86,15 +89,15 @@ class Group:
             time.sleep(POLL_S)
 
     def seen(self) -> Seen:
-        """All that came since the last time, in order."""
+        """Everything that came since the last call, in order."""
         return together(
-            {int(number): rows for number, rows in hand.ask("seen")["seen"].items()}
-            for hand in self.hands
+            {int(number): rows for number, rows in process.ask("seen")["seen"].items()}
+            for process in self.processes
         )
 
 
 def is_settled(owned: Mapping[int, Sequence[int]], partitions: int) -> bool:
-    """Each partition has one owner, and nobody has two more than somebody else."""
+    """Whether each partition has one owner, and no member has two more than another."""
     given = [partition for some in owned.values() for partition in some]
     sizes = [len(some) for some in owned.values()]
     return sorted(given) == list(range(partitions)) and max(sizes) - min(sizes) <= 1
@@ -111,7 +114,7 @@ def together(parts: Iterable[Mapping[int, Sequence[Sequence[Any]]]]) -> Seen:
 
 
 def gaps(seen: Seen, partitions: Iterable[int]) -> list[float]:
-    """Seconds between one record and the next of the same partition."""
+    """Seconds between consecutive records of the same partition."""
     return [
         after[0] - before[0]
         for partition in partitions
@@ -120,8 +123,8 @@ def gaps(seen: Seen, partitions: Iterable[int]) -> list[float]:
 
 
 def pauses(seen: Seen) -> dict[int, float]:
-    """Of each partition that changed hands: the longest time from the last record of one member to
-    the first of the next."""
+    """For each partition that changed its owner: the longest time from the last record of one
+    member to the first of the next."""
     found: dict[int, float] = {}
     for partition, rows in seen.items():
         for before, after in pairwise(rows):
@@ -138,8 +141,8 @@ def measure_join(settings: ClusterSettings) -> list[Result]:
     settled: list[float] = []
     seconds = 0.0
     with target(settings, NODES) as found, Group(found, JOIN_PARTITIONS) as group:
-        group.add_hand().ask("join", first=0, count=JOIN_MEMBERS)
-        newcomer = group.add_hand()
+        group.add_process().ask("join", first=0, count=JOIN_MEMBERS)
+        newcomer = group.add_process()
         group.settle(JOIN_MEMBERS)
         group.load()
         time.sleep(AFTER_S)
@@ -211,17 +214,17 @@ def measure_kill(settings: ClusterSettings) -> list[Result]:
     with target(settings, NODES) as found, Group(
         found, KILL_PARTITIONS, session_ms=SESSION_MS, heartbeat_ms=HEARTBEAT_MS
     ) as group:  # fmt: skip
-        group.add_hand().ask("join", first=0, count=KILL_MEMBERS - 1)
+        group.add_process().ask("join", first=0, count=KILL_MEMBERS - 1)
         group.load()
         for number in range(settings.base.size(settings.rounds, 1)):
             member = KILL_MEMBERS + number
-            victim = group.add_hand()
+            victim = group.add_process()
             victim.ask("join", first=member, count=1)
             group.settle(KILL_MEMBERS)
             time.sleep(AFTER_S)
             lost = group.owned()[member]
             group.seen()
-            group.hands.remove(victim)
+            group.processes.remove(victim)
             victim.kill()
             killed_at = clock()
             times.append(_taken_over(group, lost, killed_at))
@@ -246,7 +249,7 @@ def measure_kill(settings: ClusterSettings) -> list[Result]:
 
 
 def _taken_over(group: Group, lost: Sequence[int], killed_at: float) -> float:
-    """Seconds from the kill until the last of the partitions gives records again."""
+    """Seconds from the kill until the last of the partitions is read again."""
     first: dict[int, float] = {}
     ends = time.perf_counter() + SETTLE_S_LIMIT
     while len(first) < len(lost):
@@ -266,10 +269,10 @@ def measure_crowd(settings: ClusterSettings) -> list[Result]:
     with target(settings, NODES) as found, Group(found, partitions) as group:
         share = members // CROWD_HANDS
         for _ in range(CROWD_HANDS):
-            group.add_hand()
-        for at, hand in enumerate(group.hands):
-            hand.order("join", first=at * share, count=share, over_s=over_s)
-        joins = [hand.answer() for hand in group.hands]
+            group.add_process()
+        for at, process in enumerate(group.processes):
+            process.order("join", first=at * share, count=share, over_s=over_s)
+        joins = [process.answer() for process in group.processes]
         began, ended = min(join["began"] for join in joins), max(join["ended"] for join in joins)
         seconds = group.settle(members) - began
     bar = Bar("value", CROWD_S_MAX, at_most=True)

@@ -33,7 +33,7 @@ JOIN_S = 30.0
 
 
 class Member:
-    """Reads its partitions from end to end, over and over, and commits as it goes."""
+    """Reads its partitions from end to end, repeatedly, and commits meanwhile."""
 
     def __init__(self, consumer: Consumer, topic: str) -> None:
         self._consumer = consumer

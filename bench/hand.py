@@ -1,13 +1,13 @@
-"""Shell: one process of a crew: `python -m raftq_bench.hand ROLE`.
+"""Shell: one worker process: `python -m raftq_bench.worker_main ROLE`.
 
-The first line of its input has its settings, every further line an order; it answers each with a
-line, the settings with one when it is ready. It ends with its input.
+The first line of its input has its settings, every further line an order. It answers each with a
+line; the answer to the settings says that it is ready. It ends with its input.
 
-    drain    leases and acks as fast as it can; or does the same with a bare node; or holds leases
-    handle   is a worker whose handler notes how old each record is
-    members  is any number of members of a stream group, and notes what they get and when
-    pace     sends records at a given pace, stamped with when
-    delay    sends records that are due later
+    drain    leases and acks as fast as it can, on a cluster or on a bare node; or holds leases
+    handle   a worker whose handler notes the age of each record
+    members  any number of members of a stream group; notes what they get and when
+    pace     sends records at a given pace, stamped with the time
+    delay    sends delayed records
 """
 
 import asyncio
@@ -29,8 +29,8 @@ from raftq.client.queue.leased import LeasedRecord
 from raftq.client.queue.worker import Worker
 from raftq.client.wire.layout import LANE_COUNT
 from raftq_bench.bare_queue import BareQueue
-from raftq_bench.crew import clock
 from raftq_bench.runner import make_values
+from raftq_bench.workers import clock
 
 STAMP = Struct("<d")
 EMPTY_S = 0.2
@@ -69,7 +69,7 @@ class Drain(Role):
         self._gaps = [0.0] * LANE_COUNT
 
     async def drain(self, seconds: float, records: int, streams: int) -> Answer:
-        """`streams` at once, each of which leases and acks by turns, as a worker does that handles
+        """Runs `streams` at once. Each leases and acks in turn, as a worker does that handles
         one portion while the next is on its way."""
         lanes = [0] * LANE_COUNT
         cpu = time.process_time()
@@ -101,7 +101,7 @@ class Drain(Role):
         return count
 
     async def hold(self, count: int, records: int) -> Answer:
-        """Lease so many and keep them."""
+        """Leases this many and keeps them."""
         held = 0
         ends = clock() + 300
         while held < count and clock() < ends:
@@ -138,7 +138,7 @@ class Handle(Role):
         return {"count": len(self._ages)}
 
     async def ages(self) -> Answer:
-        """Of all since the last time, in seconds."""
+        """The ages of all records since the last call, in seconds."""
         ages, self._ages = self._ages, []
         return {"ages": ages}
 
@@ -149,7 +149,7 @@ class Handle(Role):
 
 
 class Members(Role):
-    """`seen` is by partition: when records came, and to which member."""
+    """Members of a group. `seen` is by partition: when records came, and to which member."""
 
     async def begin(self) -> None:
         self._seen: dict[int, list[tuple[float, int]]] = {}
@@ -157,7 +157,7 @@ class Members(Role):
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def join(self, first: int, count: int, over_s: float = 0.0) -> Answer:
-        """Members `first`, `first` + 1, ...; each comes after the same share of `over_s`."""
+        """Members `first`, `first` + 1, ... join, evenly spread over `over_s`."""
         began = clock()
         for at in range(count):
             await asyncio.sleep(max(0.0, began + over_s * at / count - clock()))
@@ -189,7 +189,7 @@ class Members(Role):
         return {"at": clock()}
 
     async def owned(self) -> Answer:
-        """Partitions by member, and when that was so."""
+        """Partitions by member, and the time at which that was so."""
         for task in self._tasks.values():
             if task.done():
                 task.result()
@@ -200,7 +200,7 @@ class Members(Role):
         return {"owned": found, "at": clock()}
 
     async def seen(self) -> Answer:
-        """All since the last time."""
+        """All records since the last call."""
         seen, self._seen = self._seen, {}
         return {"seen": {str(partition): rows for partition, rows in seen.items()}}
 
@@ -219,7 +219,8 @@ class Pace(Role):
         self._going: asyncio.Task[None] | None = None
 
     async def send(self, seconds: float, rate: float, wall: bool = False) -> Answer:
-        """`rate` a second for so long; `wall`: stamped with the wall clock, in ms."""
+        """Sends `rate` records a second for this long; `wall`: stamped with the wall clock, in
+        ms."""
         now: Callable[[], float] = (lambda: time.time() * 1000) if wall else clock
         began, sent = clock(), 0
         late = 0.0
@@ -234,7 +235,7 @@ class Pace(Role):
         return {"count": sent, "late_s": late}
 
     async def begin_rounds(self, partitions: int, pause_s: float) -> Answer:
-        """One record to each partition, again and again, to the end."""
+        """Sends one record to each partition, repeatedly, until the end."""
         self._going = asyncio.ensure_future(self._rounds(partitions, pause_s))
         return {}
 
@@ -261,7 +262,7 @@ class Delay(Role):
         self._producer = await self.stack.enter_async_context(Producer(self.bootstrap, acks="all"))
 
     async def fill(self, count: int, first_ms: float, rate: float, value_bytes: int) -> Answer:
-        """`count` records, due from `first_ms` on at `rate` a second."""
+        """Sends `count` records, due from `first_ms` on at `rate` a second."""
         send, pack = self._producer.send, STAMP.pack
         padding = make_values(1)[0][STAMP.size : value_bytes]
         began = clock()
@@ -303,7 +304,7 @@ def say(answer: Answer) -> None:
     try:
         print(json.dumps(answer), flush=True)
     except BrokenPipeError:
-        sys.stderr.close()  # nobody listens any more
+        sys.stderr.close()  # the figure has ended
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Shell: processor time and memory of the processes below one, by what they are.
+"""Shell: processor time and memory of the descendants of a process, by kind.
 
-Spark runs a JVM, and below it Python processes: those that plan, and workers that read and write.
+Spark runs a JVM, and below it Python processes: some plan, and workers read and write.
 """
 
 import os
@@ -14,7 +14,7 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One process, as /proc/PID/stat tells it."""
+    """One process, as in /proc/PID/stat."""
 
     pid: int
     parent: int
@@ -22,11 +22,11 @@ class Seen:
     cpu_s: float
     """User and system time, its threads included."""
     waited_s: float = 0.0
-    """The same of children that have ended."""
+    """The same for children that have ended."""
 
 
 def parse_stat(text: str) -> Seen:
-    """A name may hold anything, brackets and spaces too, so it ends at the last bracket."""
+    """Parses a line. A name may contain brackets and spaces, so it ends at the last bracket."""
     pid, rest = text.split(" (", 1)
     name, rest = rest.rsplit(")", 1)
     fields = rest.split()
@@ -60,7 +60,7 @@ def below(root: int, every: Iterable[Seen]) -> list[Seen]:
 
 
 def peak_mb(pid: int) -> float:
-    """The most memory that a process ever had in RAM; 0 when it is gone."""
+    """The most memory that a process ever had in RAM; 0 if it is gone."""
     try:
         text = (PROC / str(pid) / "status").read_text()
     except OSError:

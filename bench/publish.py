@@ -25,7 +25,7 @@ SINGLES_PER_STEP = 500
 
 
 def rest(queue: Queue) -> None:
-    """Owe the disk nothing when the next side starts; drop everything once it is much."""
+    """Writes everything to the disk before the next side starts; drops everything if it is much."""
     queue.sync()
     if queue.stats().disk_bytes > GIB:
         queue.purge()
@@ -116,7 +116,7 @@ def _result(
 
 
 def fill(queue: Queue, batches: list[list[bytes]], count: int) -> None:
-    """Put `count` messages, a multiple of the batch, into the queue."""
+    """Puts `count` messages, a multiple of the batch, into the queue."""
     following = endless(batches)
     for _ in range(0, count, BATCH_RECORDS):
         queue.enqueue_batch(following())

@@ -1,7 +1,7 @@
 """Shell: the figures of queues on a cluster: `python -m raftq_bench queue [FIGURE...]`.
 
-Workers are processes of their own. What is delivered is replicated three times, and so is who has
-it, before a worker sees it.
+Workers are separate processes. Records and leases are replicated three times before a worker gets a
+record.
 """
 
 from raftq_bench import queue_flow, queue_times, queue_worker, suite

@@ -1,7 +1,7 @@
-"""Shell: how many records four workers lease and ack, how much a heap of leases slows that, and
-which lane gets which share.
+"""Shell: how many records four workers lease and ack, how much many leases slow that, and the
+shares of the lanes.
 
-Records are produced before each slice, untimed; while a slice runs nobody produces.
+Records are produced before each slice, untimed; nothing is produced during a slice.
 """
 
 import os
@@ -13,7 +13,6 @@ from raftq.client.sync.producer import Producer
 from raftq.node.queue.core.lanes import LANE_NAMES, STARVATION_S, WEIGHTS
 from raftq_bench.bare_socket import bare_nodes
 from raftq_bench.cluster_runs import ClusterSettings, Target, target, tell
-from raftq_bench.crew import Crew, CrewSide, lane_sums
 from raftq_bench.report import Bar, Result
 from raftq_bench.runner import (
     BATCH_RECORDS,
@@ -23,15 +22,16 @@ from raftq_bench.runner import (
     make_batches,
     make_values,
 )
+from raftq_bench.workers import WorkerProcesses, WorkersSide, lane_sums
 
 NODES = 3
 WORKERS = 4
 PARTITIONS = 6
 LEASE_RECORDS = 500
 STREAMS = 2
-"""Portions that each worker process has under way: one being acked while the next is leased."""
+"""Portions in progress in each worker process: one is acked while the next is leased."""
 AHEAD, AHEAD_QUICK = 200_000, 40_000
-"""Records that are there when a slice begins: more than are taken in it."""
+"""Records that are there when a slice begins: more than it takes."""
 HELD, HELD_QUICK = 500_000, 5_000
 HOLD_S = 3_600.0
 IN_FLIGHT_MAX = 1_000_000
@@ -42,7 +42,7 @@ WORK = {"records": LEASE_RECORDS, "streams": STREAMS}
 
 
 class Supply:
-    """Keeps so many records per lane waiting in a topic."""
+    """Keeps this many records per lane waiting in a topic."""
 
     def __init__(self, producer: Producer, topic: str, lanes: Sequence[int] = (2,)) -> None:
         self._producer = producer
@@ -52,7 +52,7 @@ class Supply:
         self._turn = 0
 
     def add(self, count: int) -> None:
-        """Rounded up to whole batches, the same number in each lane of each partition."""
+        """Adds whole batches, the same number to each lane of each partition."""
         for _ in range(-(-count // (BATCH_RECORDS * len(self._lanes)))):
             partition = self._turn % PARTITIONS
             self._turn += 1
@@ -62,14 +62,14 @@ class Supply:
         self._producer.flush()
 
 
-def _side(crew: Crew, supply: Supply) -> CrewSide:
-    """Four workers who find as much before each slice as before the last."""
+def _side(workers: WorkerProcesses, supply: Supply) -> WorkersSide:
+    """Four workers that find the same number of records before each slice."""
 
     def rest() -> None:
         supply.add(side.last_count())
         os.sync()
 
-    side = CrewSide(crew, "drain", WORK, rest)
+    side = WorkersSide(workers, "drain", WORK, rest)
     return side
 
 
@@ -83,9 +83,9 @@ def measure_rate(settings: ClusterSettings) -> list[Result]:
         topic = found.create("lease", PARTITIONS, NODES, in_flight_max=IN_FLIGHT_MAX)
         supply = Supply(producer, topic)
         supply.add(ahead)
-        with Crew(WORKERS, "drain", bootstrap=found.bootstrap, topic=topic) as crew:
-            ours = _side(crew, supply)
-            bare = CrewSide(crew, "bare", {"records": LEASE_RECORDS, "port": port})
+        with WorkerProcesses(WORKERS, "drain", bootstrap=found.bootstrap, topic=topic) as workers:
+            ours = _side(workers, supply)
+            bare = WorkersSide(workers, "bare", {"records": LEASE_RECORDS, "port": port})
             before = found.cpu_s()
             timings = interleave(found.settings, {"raftq": ours, "bare": bare})
             after = found.cpu_s()
@@ -124,21 +124,23 @@ def measure_in_flight(settings: ClusterSettings) -> list[Result]:
     ahead = settings.base.size(AHEAD, AHEAD_QUICK)
     held = settings.base.size(HELD, HELD_QUICK)
     with target(settings, NODES) as found, Producer(found.bootstrap) as producer:
-        sides: dict[str, CrewSide] = {}
-        crews: list[Crew] = []
+        sides: dict[str, WorkersSide] = {}
+        groups: list[WorkerProcesses] = []
         try:
             for name, count in (("held", held), ("free", 0)):
                 topic = found.create(name, PARTITIONS, NODES, in_flight_max=IN_FLIGHT_MAX)
                 supply = Supply(producer, topic)
                 supply.add(count + ahead)
                 if count:
-                    crews.append(_hold(found, topic, count))
-                crews.append(Crew(WORKERS, "drain", bootstrap=found.bootstrap, topic=topic))
-                sides[name] = _side(crews[-1], supply)
+                    groups.append(_hold(found, topic, count))
+                groups.append(
+                    WorkerProcesses(WORKERS, "drain", bootstrap=found.bootstrap, topic=topic)
+                )
+                sides[name] = _side(groups[-1], supply)
             timings = interleave(found.settings, dict(sides))
         finally:
-            for crew in crews:
-                crew.end()
+            for workers in groups:
+                workers.end()
     return [
         Result(
             figure="in-flight",
@@ -156,12 +158,14 @@ def measure_in_flight(settings: ClusterSettings) -> list[Result]:
     ]
 
 
-def _hold(found: Target, topic: str, count: int) -> Crew:
-    crew = Crew(1, "drain", bootstrap=found.bootstrap, topic=topic, visibility_timeout=HOLD_S)
-    got = crew.hands[0].ask("hold", count=count, records=LEASE_RECORDS)["count"]
+def _hold(found: Target, topic: str, count: int) -> WorkerProcesses:
+    workers = WorkerProcesses(
+        1, "drain", bootstrap=found.bootstrap, topic=topic, visibility_timeout=HOLD_S
+    )
+    got = workers.processes[0].ask("hold", count=count, records=LEASE_RECORDS)["count"]
     tell(f"{got:,} records are held")
     assert got >= count, "so many could not be leased"
-    return crew
+    return workers
 
 
 def measure_lanes(settings: ClusterSettings) -> list[Result]:
@@ -174,13 +178,13 @@ def measure_lanes(settings: ClusterSettings) -> list[Result]:
         # The first lane gives half of what is taken, so each needs that much.
         supply.add(ahead * 3)
 
-        with Crew(WORKERS, "drain", bootstrap=found.bootstrap, topic=topic) as crew:
+        with WorkerProcesses(WORKERS, "drain", bootstrap=found.bootstrap, topic=topic) as workers:
 
             def rest() -> None:
                 taken = lane_sums(side.answers[-1:])
                 supply.add(max(taken) * len(every))
 
-            side = CrewSide(crew, "drain", WORK, rest)
+            side = WorkersSide(workers, "drain", WORK, rest)
             # As long as a lane may wait, and more.
             seconds = settings.base.size(LANES_S, 0) or found.settings.seconds
             longer = replace(found.settings, seconds=max(seconds, found.settings.seconds))

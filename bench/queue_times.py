@@ -1,4 +1,4 @@
-"""Shell: how long it takes from a publish to a handler, and how late delayed records come."""
+"""Shell: the time from a publish to a handler, and how late delayed records come."""
 
 import time
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from raftq_bench.cluster_runs import (
     target,
     tell,
 )
-from raftq_bench.crew import Crew
-from raftq_bench.hand import STAMP
 from raftq_bench.report import Bar, Result
 from raftq_bench.runner import Side, interleave, make_values
+from raftq_bench.worker_main import STAMP
+from raftq_bench.workers import WorkerProcesses
 
 NODES = 3
 PARTITIONS = 3
@@ -38,16 +38,16 @@ FAR_MS = 3_600_000.0
 LEAD_S, LEAD_QUICK_S = 5.0, 1.0
 """Between the last record that is scheduled and the first that is due."""
 SLOWEST_FILL = 10_000
-"""Records scheduled per second at the least: otherwise they are due before all are there."""
+"""The lowest rate of scheduling: otherwise records are due before all are there."""
 
 
 class Handling(Side):
     """A producer at its pace and a worker in another process; a slice ends when all is handled."""
 
-    def __init__(self, producers: Crew, workers: Crew) -> None:
+    def __init__(self, producers: WorkerProcesses, workers: WorkerProcesses) -> None:
         super().__init__(lambda: 0)
-        self._producer = producers.hands[0]
-        self._worker = workers.hands[0]
+        self._producer = producers.processes[0]
+        self._worker = workers.processes[0]
         self._handled = 0
         self.late_s = 0.0
         self.ages: list[float] = []
@@ -68,7 +68,10 @@ def measure_latency(settings: ClusterSettings) -> list[Result]:
     with target(settings, NODES) as found, bare_nodes(found.directory, NODES) as port:
         topic = found.create("handler", PARTITIONS, NODES)
         told: dict[str, Any] = {"bootstrap": found.bootstrap, "topic": topic}
-        with Crew(1, "pace", **told) as producers, Crew(1, "handle", **told) as workers:
+        with (
+            WorkerProcesses(1, "pace", **told) as producers,
+            WorkerProcesses(1, "handle", **told) as workers,
+        ):
             ours = Handling(producers, workers)
             bare = BareLatency(port, bytes(encode(make_values(1), timestamps=NOW_MS)))
             for side in (ours, bare):
@@ -97,18 +100,18 @@ def measure_delays(settings: ClusterSettings) -> list[Result]:
     base = settings.base
     pending, rate = base.size(PENDING, PENDING_QUICK), base.size(FIRING, FIRING_QUICK)
     firing = int(rate * base.seconds * 1.1)
-    with target(settings, NODES) as found, Crew(
+    with target(settings, NODES) as found, WorkerProcesses(
         1, "delay", bootstrap=found.bootstrap, topic=(topic := found.create(
             "delays", PARTITIONS, NODES))
-    ) as crew, Reader(found, topic) as reader:  # fmt: skip
+    ) as workers, Reader(found, topic) as reader:  # fmt: skip
         lead_s = (LEAD_QUICK_S if base.quick else LEAD_S) + firing / SLOWEST_FILL
-        hand = crew.hands[0]
-        filled = hand.ask(
+        process = workers.processes[0]
+        filled = process.ask(
             "fill", count=pending, first_ms=_wall_ms() + FAR_MS, rate=rate, value_bytes=DELAY_BYTES
         )
         tell(f"{pending:,} records are scheduled in {filled['seconds']:.1f} s")
         first = _wall_ms() + lead_s * 1000
-        due = hand.ask("fill", count=firing, first_ms=first, rate=rate, value_bytes=DELAY_BYTES)
+        due = process.ask("fill", count=firing, first_ms=first, rate=rate, value_bytes=DELAY_BYTES)
         spare_ms = first - _wall_ms()
         tell(
             f"{firing:,} more in {due['seconds']:.1f} s, {spare_ms:.0f} ms before the first is due"
@@ -137,7 +140,7 @@ class Reader:
         self._consumer.close()
 
     def read(self, count: int, seconds: float) -> list[float]:
-        """The ages of so many records, in ms."""
+        """The ages of this many records, in ms."""
         late: list[float] = []
         first = 0.0
         ends = time.perf_counter() + seconds
@@ -157,15 +160,15 @@ class Reader:
 
 
 def _undelayed(found: Target, reader: Reader, rate: int) -> list[float]:
-    """What the same number of records takes that are due at once: the baseline."""
+    """The time of the same number of records that are due at once: the baseline."""
     seconds, fired = reader.seconds, list(reader.fired)
-    with Crew(
+    with WorkerProcesses(
         1, "pace", bootstrap=found.bootstrap, topic=found.topics[-1], value_bytes=DELAY_BYTES
-    ) as crew:
-        hand = crew.hands[0]
-        hand.order("send", seconds=found.settings.seconds, rate=rate, wall=True)
+    ) as workers:
+        process = workers.processes[0]
+        process.order("send", seconds=found.settings.seconds, rate=rate, wall=True)
         ages = reader.read(int(found.settings.seconds * rate * 0.99), WAIT_S * 2)
-        hand.answer()
+        process.answer()
     reader.seconds, reader.fired = seconds, fired
     return ages
 

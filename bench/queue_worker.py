@@ -1,8 +1,8 @@
-"""Shell: how many records one `Worker` process handles, when its handlers return at once.
+"""Shell: how many records one `Worker` process handles if its handlers return at once.
 
-Portions of records are produced, untimed, while nobody works; then a worker takes them all, timed
-from its first record to its last. A `QueueClient` that leases and acks by hundreds is the measure
-of what a call per record costs.
+Portions of records are produced, untimed, while the worker is idle. Then it takes them all, timed
+from its first record to its last. A `QueueClient` that leases and acks by hundreds shows what a
+call per record costs.
 """
 
 import threading
@@ -33,7 +33,7 @@ class Progress:
     ended: float = 0.0
 
     def note(self, count: int = 1) -> bool:
-        """Whether that was the last."""
+        """Counts a record. Says whether it was the last."""
         if not self.count:
             self.began = time.perf_counter()
         self.count += count

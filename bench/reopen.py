@@ -1,7 +1,7 @@
 """Shell: how long a queue takes to open after its process was killed, and in how much memory.
 
-The crashed directory is kept as it was: each open works on a copy in which sealed files, which
-nobody changes, are hard links and all others are real copies. So every open finds the same crash.
+The crashed directory is kept as it was. Each open works on a copy in which sealed files, which
+never change, are hard links and all others are real copies. So every open finds the same crash.
 """
 
 import os
@@ -81,7 +81,8 @@ def _slowest(opens: list[dict[str, Any]]) -> float:
 def _crash_and_open(
     settings: Settings, size: int, batch: int
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any], float]:
-    """Answers of the opening processes by state of the page cache, one of an empty queue, time."""
+    """The answers of the opening processes by state of the page cache, that of an empty queue,
+    and the time."""
     opens: dict[str, list[dict[str, Any]]] = {"warm": [], "cold": []}
     with settings.scratch() as path:
         crashed, copy = path / "crashed", path / "copy"
@@ -111,7 +112,7 @@ def copy_crashed(source: Path, target: Path) -> None:
         else:
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, to)
-    os.sync()  # writing the copy is no part of opening it
+    os.sync()  # writing the copy is not part of opening it
 
 
 def warm_up(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Shell: what a figure came to, under which conditions, as text, table and JSON."""
+"""Shell: the result of a figure and its conditions, as text, table and JSON."""
 
 import json
 import os
@@ -45,7 +45,7 @@ class Result:
     baseline_name: str | None = None
     baseline: float | None = None
     ratio: float | None = None
-    """value / baseline, in the baseline's favour or not."""
+    """value / baseline."""
     bar: Bar | None = None
     passed: bool | None = None
     """None for a line that has no bar."""
@@ -54,7 +54,7 @@ class Result:
     detail: dict[str, Any] = field(default_factory=dict)
 
     def judge(self, settings: Settings) -> "Result":
-        """Fill in ratio and verdict; what was measured too briefly has not passed."""
+        """Sets ratio and verdict. A figure that was measured too briefly has not passed."""
         if self.baseline is not None and self.ratio is None:
             self.ratio = self.value / self.baseline
         if self.bar is not None:
@@ -84,7 +84,7 @@ def conditions(settings: Settings) -> dict[str, Any]:
         "machine": platform.machine(),
         "filesystem": filesystem_of(settings.directory),
         "directory": str(settings.directory),
-        "value_bytes": VALUE_BYTES,  # where a line does not say otherwise
+        "value_bytes": VALUE_BYTES,  # if a line does not say otherwise
         "seconds": settings.seconds,
         "quick": settings.quick,
     }
@@ -106,7 +106,7 @@ def filesystem_of(path: Path) -> str:
 
 
 def describe(result: Result, found: dict[str, Any]) -> str:
-    """One figure with all that is needed to believe it."""
+    """One figure with everything that is needed to believe it."""
     lines = [
         f"{result.title}",
         f"  conditions  {found['cores']} cores, {found['python']}, Linux {found['kernel']}, "

@@ -26,7 +26,7 @@ Round = Callable[[Path, list[bytes]], float]
 
 
 def raftq_batches(path: Path, values: list[bytes], fsync: str = "interval") -> float:
-    """Seconds for all of it, by the batch calls."""
+    """Seconds for everything, by the batch calls."""
     batches = make_batches(values)
     with Queue.open(path, fsync=fsync) as queue:
         start = time.perf_counter()
@@ -46,7 +46,7 @@ def raftq_batches_synced(path: Path, values: list[bytes]) -> float:
 
 
 def raftq_singles(path: Path, values: list[bytes]) -> float:
-    """Seconds for all of it, one call per message and verb."""
+    """Seconds for everything, one call per message and verb."""
     with Queue.open(path) as queue:
         start = time.perf_counter()
         for value in values:
@@ -100,7 +100,7 @@ class Tally:
         return self.count / self.seconds
 
     def run(self, values: list[bytes], seconds: float) -> None:
-        """Whole rounds, each in a new directory, for at least so long."""
+        """Runs whole rounds, each in a new directory, for at least this long."""
         until = self.seconds + seconds
         while self.seconds < until:
             with self._settings.scratch() as path:
@@ -149,11 +149,10 @@ def measure(settings: Settings) -> list[Result]:
 
 
 def _probe(settings: Settings, go: Round, values: list[bytes]) -> dict[int, float]:
-    """Rates for ever more messages, up to as many as the rival can do in reasonable time.
+    """Rates for more and more messages, up to as many as the rival can do in reasonable time.
 
-    A rival may slow down with every message, so the next size is tried only if it would end in time
-    even at a cost that grows with the square of the size.
-    """
+    A rival may slow down with every message. So the next size is tried only if it would end in time
+    even if the cost grew with the square of the size."""
     rates: dict[int, float] = {}
     size = min(PROBE_MESSAGES, len(values))
     while True:

@@ -1,10 +1,9 @@
 """Shell: how a figure is measured: settings, payload, and slices that alternate between sides.
 
-A machine that other programs share is faster in one second than in the next, so a subject and its
-baseline never run one after the other: they take turns in short slices, in an order that reverses
-every round. What a side needs between slices is not timed: writing to the disk what it left in the
-page cache, deleting old files, filling a queue again. The first slice of each side is thrown away:
-it pays for memory touched for the first time.
+A machine that other programs share is faster in one second than in the next. So a subject and its
+baseline take turns in short slices, in an order that reverses every round. The work between slices
+is not timed: writing dirty pages to the disk, deleting old files, filling a queue again. The first
+slice of each side is dropped: it pays for memory that is touched for the first time.
 """
 
 import random
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SECONDS_MIN = 10.0
-"""No figure is measured for less, unless it is a smoke run that only shows that it works."""
+"""No figure is measured for less, except in a smoke run that only shows that it works."""
 SLICE_S = 1.0
 VALUE_BYTES = 1024
 VALUES = 16_000
@@ -55,7 +54,7 @@ class Settings:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A new directory that is gone afterwards, whatever happens."""
+        """A new directory that is removed afterwards in any case."""
         self.directory.mkdir(parents=True, exist_ok=True)
         path = Path(tempfile.mkdtemp(dir=self.directory, prefix="run-"))
         try:
@@ -65,7 +64,7 @@ class Settings:
 
 
 def make_values(count: int = VALUES, size: int = VALUE_BYTES) -> list[bytes]:
-    """Values that no compression helps with, the same in every run."""
+    """Values that do not compress, the same in every run."""
     rng = random.Random(20)
     return [rng.randbytes(size) for _ in range(count)]
 
@@ -75,7 +74,7 @@ def make_batches(values: list[bytes]) -> list[list[bytes]]:
 
 
 def endless(items: Sequence[list[bytes]]) -> Callable[[], list[bytes]]:
-    """One item after the other, over and over."""
+    """One item after the other, repeatedly."""
     at = -1
 
     def following() -> list[bytes]:
@@ -93,7 +92,7 @@ class Timing:
     count: int = 0
     seconds: float = 0.0
     cpu_s: float = 0.0
-    """Processor time of the whole process, its background threads included."""
+    """Processor time of the whole process, with its background threads."""
     rates: list[float] = field(default_factory=list)
 
     def add(self, count: int, seconds: float, cpu_s: float) -> None:
@@ -104,7 +103,7 @@ class Timing:
 
     @property
     def rate(self) -> float:
-        """Operations per second over the whole time, stalls included."""
+        """Operations per second over the whole time, with stalls."""
         return self.count / self.seconds
 
     @property
@@ -129,11 +128,9 @@ class Timing:
 
 
 class Side:
-    """Something to measure: `step` does a small piece of work and says how many operations.
+    """Something to measure: `step` does a small piece of work and returns its number of operations.
 
-    A step that returns 0 ends its slice early (nothing is left to do); `rest` runs untimed after
-    every slice.
-    """
+    A step that returns 0 ends its slice early; `rest` runs untimed after every slice."""
 
     def __init__(self, step: Callable[[], int], rest: Callable[[], object] = lambda: None) -> None:
         self._step = step
@@ -154,7 +151,7 @@ class Side:
 
 
 def interleave(settings: Settings, sides: dict[str, Side]) -> dict[str, Timing]:
-    """Give every side at least `settings.seconds` of measured time, in turns."""
+    """Gives every side at least `settings.seconds` of measured time, in turns."""
     for side in sides.values():
         side.slice(settings.slice_s)
         side.rest()

@@ -36,7 +36,7 @@ Query = Callable[["DataFrame"], Any]
 
 
 def checksum(rows: "DataFrame") -> Any:
-    """Every byte of every value is looked at, so no metadata can answer."""
+    """Reads every byte of every value, so that no metadata can answer."""
     return rows.selectExpr("sum(crc32(value))", "count(*)").collect()
 
 

@@ -1,7 +1,7 @@
-"""Shell: what the Spark figures share: a warm session beside a cluster, rows, and what they cost.
+"""Shell: what the Spark figures share: a warm session beside a cluster, rows, and their cost.
 
-Three processors' shares are told apart: the JVM, Spark's Python processes, and the nodes. On a
-machine that others use, too, they say more than the time does.
+Three shares of processor time are separated: the JVM, Spark's Python processes, and the nodes. On a
+shared machine they say more than the time does.
 """
 
 import os
@@ -40,7 +40,7 @@ PARTITIONS = 6
 TOPIC_CONFIG: dict[str, int | None] = {"retention_bytes": None}
 KEEPING_PAGES = {"storage.page_cache_bytes": "none"}
 """For nodes that are read beside Parquet, which comes from the page cache: by default they give
-back what is far behind."""
+back pages that are far behind."""
 PARTS = ("JVM", "Python", "nodes")
 
 Cpu = tuple[float, float, float]
@@ -93,7 +93,7 @@ def field_of(
             "raftq bench",
             {
                 "spark.driver.memory": DRIVER_MEMORY,
-                "spark.log.level": "OFF",  # what fails is raised; a stream that is stopped is not
+                "spark.log.level": "OFF",  # errors are raised; a stopped stream raises none
                 "spark.sql.warehouse.dir": str(found.directory / "warehouse"),
             },
         )
@@ -104,15 +104,15 @@ def field_of(
 
 
 def row_count(settings: ClusterSettings, share: int = 1) -> int:
-    """How many rows make the size that was asked for, or a part of it: whole batches per
-    partition, so that every partition has as many."""
+    """The number of rows for the requested size, or a part of it: whole batches, the same number
+    in each partition."""
     step = BATCH_RECORDS * PARTITIONS
     size = settings.data_bytes // share
     return max(size // VALUE_BYTES // step, 1) * step
 
 
 def fill(found: Target, topic: str, count: int) -> None:
-    """Records of 1 KiB, as many in each partition."""
+    """Records of 1 KiB, the same number in each partition."""
     following = endless(make_batches(make_values()))
     with Producer(found.bootstrap, acks="all") as producer:
         for number in range(count // BATCH_RECORDS):
@@ -129,7 +129,7 @@ class Slice:
 
 
 class SparkSide(Side, ABC):
-    """Something that Spark does; notes what processors did meanwhile."""
+    """Something that Spark does; notes the processor time meanwhile."""
 
     def __init__(self, found: Field, rest: Callable[[], object] = lambda: None) -> None:
         super().__init__(lambda: 0, rest)
@@ -146,7 +146,7 @@ class SparkSide(Side, ABC):
 
     @abstractmethod
     def run(self, seconds: float) -> tuple[int, int, float]:
-        """All rows that were worked on, and those that count with the time that counts."""
+        """All rows that were handled, and the rows and the time that count."""
 
     def cpu_us(self) -> Cpu:
         """Without the first slice, which is not timed either."""
@@ -154,7 +154,7 @@ class SparkSide(Side, ABC):
 
 
 class QuerySide(SparkSide):
-    """A query that is run over and over, always to its end; every answer must be the same."""
+    """A query that is run repeatedly, always to its end; every answer must be the same."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ def cpu_us(slices: Sequence[Slice]) -> Cpu:
 
 
 def measure_sides(settings: Settings, sides: Mapping[str, SparkSide]) -> dict[str, Timing]:
-    """Both sides in turns, after the JVM has compiled what they need."""
+    """Runs both sides in turns, after the JVM has compiled what they need."""
     began = time.perf_counter()
     while time.perf_counter() - began < settings.seconds:
         for side in sides.values():
@@ -204,7 +204,7 @@ def measure_sides(settings: Settings, sides: Mapping[str, SparkSide]) -> dict[st
 
 
 def same_answer(one: QuerySide, other: QuerySide) -> None:
-    """What was read is what was written, or no figure counts."""
+    """Checks that what was read is what was written; otherwise no figure counts."""
     if one.answer != other.answer:
         raise InternalError(f"RaftQ answers {one.answer!r}, Parquet {other.answer!r}")
 

@@ -1,7 +1,7 @@
 """Shell: streams of a topic in Spark: a long backlog, and a trickle.
 
-What is timed are micro-batches, from the start of the second to the end of the last full one: how
-a query starts up is no part of a sustained rate.
+Micro-batches are timed, from the start of the second to the end of the last full one: the start of
+a query is not part of a sustained rate.
 """
 
 import shutil
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 ROWS_S_MIN = 200_000
 TRIGGER_ROWS = 500_000
 BATCHES_MIN = 4
-"""A stream of fewer micro-batches has nothing in the middle to be timed."""
+"""A stream of fewer micro-batches has no middle to be timed."""
 TRICKLE_S = 0.01
-"""Between two records of a trickle."""
+"""The pause between two records of a trickle."""
 TRICKLE_ROWS_S = 100
 WARM_BATCHES = 10
-"""The first ones of a trickle are not counted: the JVM compiles."""
+"""The first micro-batches of a trickle are not counted: the JVM compiles."""
 POLL_S = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A micro-batch, as the query's progress tells it."""
+    """A micro-batch, as in the query's progress."""
 
     started: float
     seconds: float
@@ -70,8 +70,8 @@ def batch_of(told: Mapping[str, Any]) -> Batch:
 
 
 def sustained(batches: Sequence[Batch]) -> tuple[int, float]:
-    """Rows and seconds without the first micro-batch, which starts the query up, and without the
-    last, which is what was left."""
+    """Rows and seconds without the first micro-batch, which starts the query, and the last,
+    which is incomplete."""
     with_rows = [batch for batch in batches if batch.rows]
     counted = with_rows[1:-1]
     if not counted:
@@ -80,7 +80,7 @@ def sustained(batches: Sequence[Batch]) -> tuple[int, float]:
 
 
 class StreamSide(SparkSide):
-    """A stream from the beginning to the end of what is there, over and over."""
+    """A stream from the beginning to the present end of a topic, repeatedly."""
 
     def __init__(self, found: Field, rows: int, load: "Callable[[], DataFrame]") -> None:
         super().__init__(found)
@@ -184,7 +184,7 @@ def measure_trickle(settings: ClusterSettings) -> list[Result]:
 
 @contextmanager
 def _trickle(found: Field, topic: str) -> "Iterator[None]":
-    """One record after the other, with a pause, until the block ends."""
+    """Sends one record after the other, with a pause, until the block ends."""
     done = threading.Event()
 
     def send() -> None:
@@ -205,14 +205,14 @@ def _trickle(found: Field, topic: str) -> "Iterator[None]":
 
 
 def _watch(found: Field, seconds: float, rows: "DataFrame") -> list[Batch]:
-    """Micro-batches of a running query, one after the other, for so long."""
+    """The micro-batches of a running query, one after the other, for this long."""
     checkpoint = found.directory / "checkpoint"
     started = rows.selectExpr("hash(value) AS hashed").writeStream.format("noop")
     query = started.option("checkpointLocation", str(checkpoint)).start()
     seen: dict[int, Batch] = {}
     try:
         while not _enough(counted(seen), seconds):
-            if query.awaitTermination(POLL_S):  # a query that ended on its own has failed: raises
+            if query.awaitTermination(POLL_S):  # a query that ended by itself has failed: raises
                 raise InternalError("a stream ended that has no end")
             note(query, seen)
     finally:

@@ -24,7 +24,7 @@ from raftq_bench.spark_runs import (
 ROWS_S_MIN = 100_000
 SHARE = 4
 FILES = 4
-"""Of the table that is copied: two for each task."""
+"""Files of the table that is copied: two for each task."""
 BESIDE = "the same rows written to Parquet (snappy, one copy), in turns with it"
 
 
@@ -90,7 +90,7 @@ class _Writes:
 
 
 class _OneCopy(QuerySide):
-    """A slice is one write: there must be nothing where it writes to."""
+    """A slice is one write, and its target must be empty."""
 
     def run(self, seconds: float) -> tuple[int, int, float]:
         return super().run(0.0)

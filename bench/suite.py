@@ -1,7 +1,7 @@
 """Shell: a set of figures about clusters, as one word of `python -m raftq_bench WORD`.
 
-Each figure starts real node processes of its own, or measures the cluster at --bootstrap, against a
-baseline of the same run. Exits with 1 when a bar is missed.
+Each figure starts its own node processes, or measures the cluster at --bootstrap, against a
+baseline of the same run. Exits with 1 if a bar is missed.
 """
 
 import argparse
@@ -33,11 +33,11 @@ class Suite:
     about: str
     figures: Mapping[str, tuple[Measure, str]]
     own_processes: Sequence[str] = ()
-    """Those that stop nodes, and so are not measured on somebody's cluster."""
+    """Figures that stop nodes, and so are not measured on a given cluster."""
     rounds: int = 30
     """How often the figures that kill something do so."""
     size_gib: float | None = None
-    """How much data the figures take, where that can be chosen."""
+    """The size of the data of figures for which it can be chosen."""
 
 
 def parse(suite: Suite, arguments: Sequence[str]) -> argparse.Namespace:
@@ -92,7 +92,7 @@ def main(suite: Suite, arguments: Sequence[str]) -> int:
     results: list[Result] = []
     for name in found.figures:
         if not settings.base.quick:
-            os.sync()  # what the last figure left to write must not slow this one
+            os.sync()  # writes that the last figure left must not slow this one
         try:
             measured = suite.figures[name][0](settings)
         except RaftqError as error:

@@ -1,1 +1,1 @@
-"""A queue that is killed in the middle of its work, and the proof that nothing was lost."""
+"""Kills a queue in the middle of its work, and proves that nothing is lost."""

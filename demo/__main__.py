@@ -1,12 +1,12 @@
 """Shell: `python -m raftq_demo`: kill a writer, open its queue again, count what is there.
 
-A writer process enqueues messages in five lanes, some delayed, some poisoned, and says after each
-call what was acknowledged. It dies by SIGKILL at a random instant. The queue is opened again and
-everything in it compared with what was acknowledged; a second writer sends the rest; four threads
-consume it all. Then three nodes are started as real processes, two producers write to them, and the
+A writer process enqueues messages in five lanes, some delayed, some poisoned, and prints after each
+call what was acknowledged. It dies by SIGKILL at a random moment. The queue is opened again, and
+its content is compared with what was acknowledged. A second writer sends the rest; four threads
+consume everything. Then three nodes start as real processes, two producers write to them, and the
 busiest leader is killed twice (cluster.py). Then workers share a topic of these nodes as one group
 (group.py), and Spark reads everything while a leader is killed (spark_story.py). The last line and
-the exit code follow from the checks made on the way.
+the exit code follow from all checks.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class Demo:
         self._timings: list[tuple[str, int | None, float]] = []
 
     def run(self, directory: str) -> bool:
-        """Tell the whole story; True when every check held."""
+        """Runs the whole demo. Returns True if every check held."""
         self._say(f"RaftQ demo: {self._messages} messages, seed {self._seed}, in {directory}")
         found = self._kill_and_compare(directory)
         self._finish_writing(directory, found)
@@ -133,9 +133,9 @@ class Demo:
 
 
 def _look(queue: Queue) -> Found:
-    """Every message of the queue, those that are not yet due included."""
+    """Every message of the queue, also those that are not due yet."""
     found = Found()
-    # Delayed ones first: what becomes due in between is then seen twice rather than not at all.
+    # Delayed ones first: a message that becomes due in between is then seen twice, never missed.
     for delayed in queue.delayed(limit=queue.stats().delayed or 1):
         found.add(delayed.value, delayed.id)
     messages, offset = queue.browse(0, BROWSE)

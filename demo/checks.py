@@ -1,4 +1,4 @@
-"""The claims of the demo, each with what was expected and what was found. (Pure.)"""
+"""Pure: the claims of the demo, each with the expected and the found value."""
 
 import signal
 from collections import Counter
@@ -24,7 +24,7 @@ class Check:
 
 @dataclass(slots=True)
 class WriterRun:
-    """What a writer process said before it ended."""
+    """What a writer process printed before it ended."""
 
     acked: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Job index -> ids of its first and last message."""
@@ -43,7 +43,8 @@ class Found:
     """Messages whose bytes are not those that were sent."""
 
     def add(self, value: bytes, message_id: str) -> None:
-        """A message seen twice under one id (when it became due in between) is one message."""
+        """Adds a message. One that is seen twice under one id, because it became due, counts
+        once."""
         number = number_of(value)
         if number < 0:
             self.damaged += 1
@@ -58,17 +59,17 @@ class Deliveries:
     settled: Counter[int] = field(default_factory=Counter)
     """Message number -> how often it was settled; -1 for bytes that were never sent."""
     lateness: list[float] = field(default_factory=list)
-    """Seconds from due to received, of every delayed message."""
+    """Seconds from due to received, for every delayed message."""
     firing: list[float] = field(default_factory=list)
-    """Seconds from due to ready, of those that became due while the queue was open."""
+    """Seconds from due to ready, for messages that became due while the queue was open."""
     lanes: list[int] = field(default_factory=lambda: [0] * len(LANE_NAMES))
     """Messages received by lane while all lanes were busy."""
 
 
 def judge_survival(jobs: Sequence[Job], run: WriterRun, found: Found) -> list[Check]:
-    """Compare what was acknowledged before the kill with what the queue holds after it."""
+    """Compares what was acknowledged before the kill with the content of the queue after it."""
     acked = {number for index in run.acked for number in jobs[index].numbers}
-    # The call that was under way when the writer died may have been stored or not: both are right.
+    # The call in progress when the writer died may have been stored or not: both are right.
     sent = acked.union(*(job.numbers for job in jobs[len(run.acked) :][:1]))
     moved = [i for i, ids in run.acked.items() if _ends(jobs[i], found) not in (ids, _NOWHERE)]
     stored = [sum(number in found.ids for number in job.numbers) for job in jobs]
@@ -103,7 +104,7 @@ def judge_writers(jobs: Sequence[Job], found: Found, second: WriterRun) -> list[
 def judge_delivery(
     jobs: Sequence[Job], seen: Deliveries, letters: Sequence[DeadMessage], deliveries_max: int
 ) -> list[Check]:
-    """Everything was settled once; what was poisoned is a dead letter, and nothing else is."""
+    """Everything was settled once. All poisoned messages are dead letters, and no others are."""
     settled = seen.settled
     again = sum(count - 1 for number, count in settled.items() if number >= 0 and count > 1)
     poison = sorted(job.start for job in jobs if job.kind == "poison")
@@ -129,7 +130,7 @@ def judge_delivery(
 
 
 def judge_shares(lanes: Sequence[int]) -> Check:
-    """Shares hold while all lanes are busy."""
+    """The shares of the lanes are right while all lanes are busy."""
     worst = max(abs(a - b) for a, b in zip(shares(lanes), WEIGHTS, strict=True))
     return Check(
         "shares of the lanes while all are busy",
@@ -149,7 +150,7 @@ def judge_end(stats: QueueStats, problems: Sequence[str]) -> list[Check]:
 
 
 def shares(lanes: Sequence[int]) -> list[float]:
-    """Percent of all, by lane."""
+    """The percentage of each lane."""
     total = sum(lanes) or 1
     return [100 * count / total for count in lanes]
 
@@ -169,12 +170,12 @@ _NOWHERE = (None, None)
 
 
 def _ends(job: Job, found: Found) -> tuple[str | None, str | None]:
-    """The ids under which a job's first and last message were found."""
+    """The ids of a job's first and last message."""
     return found.ids.get(job.start), found.ids.get(job.end - 1)
 
 
 def _fate(number: int, deliveries_max: int) -> tuple[str, int]:
-    """The reason and the attempts with which a poisoned message must have died."""
+    """The reason and the attempts of a poisoned message's dead letter."""
     return (REJECTED, 1) if is_rejected(number) else (NACKED, deliveries_max)
 
 

@@ -1,7 +1,8 @@
-"""Shell: the demo's second story: three nodes, two producers, and the busiest leader killed twice.
+"""Shell: the second part of the demo: three nodes, two producers, and the busiest leader killed
+twice.
 
 The nodes are real processes. Everything that was acknowledged is compared with everything that can
-be read in the end: nothing lost, nothing twice, everything in order.
+be read at the end: nothing is lost, nothing comes twice, everything is in order.
 """
 
 import asyncio
@@ -56,7 +57,8 @@ class ClusterStory:
         return sum(map(len, self.read.values()))
 
     def failovers(self) -> list[float]:
-        """Of each kill: until a record sent after it was acknowledged where the victim had led."""
+        """For each kill: the time until a record that was sent after it was acknowledged in a
+        partition that the killed node had led."""
         found = []
         for kill in self.kills:
             waits = [
@@ -101,7 +103,7 @@ async def _create(bootstrap: str) -> None:
 
 
 def _wait_for_progress(writers: Sequence[ClusterWriter], count: int) -> None:
-    """Until each writer had so many more records acknowledged."""
+    """Waits until each writer got this many more acknowledgements."""
     goals = [len(writer.report.acknowledged) + count for writer in writers]
     ends_at = time.perf_counter() + WAIT_S
     while any(
@@ -115,7 +117,7 @@ def _wait_for_progress(writers: Sequence[ClusterWriter], count: int) -> None:
 async def _kill_busiest(
     cluster: LocalCluster, writers: Sequence[ClusterWriter], say: Callable[[str], None]
 ) -> Kill:
-    """Kill the node that leads most, wait until all goes on, start it again."""
+    """Kills the node that leads most, waits until everything goes on, and starts it again."""
     async with aio.Admin(cluster.bootstrap) as admin:
         led = defaultdict(list)
         for partition in (await admin.describe_topic(TOPIC)).partitions:
@@ -134,7 +136,7 @@ async def _kill_busiest(
 
 
 async def _wait_until_whole(admin: aio.Admin) -> None:
-    """Until every replica is in sync again."""
+    """Waits until every replica is in sync again."""
     ends_at = time.perf_counter() + WAIT_S
     while not _is_whole(await admin.describe_topic(TOPIC)):
         if time.perf_counter() > ends_at:
@@ -167,7 +169,7 @@ async def _read_all(bootstrap: str) -> Read:
 
 
 def judge_cluster(story: ClusterStory) -> list[Check]:
-    """What must hold, each with what was expected and what was found."""
+    """The claims, each with the expected and the found value."""
     lost = phantom = out_of_order = acknowledged = failed = 0
     where: dict[bytes, int] = Counter(value for values in story.read.values() for value in values)
     sent = {

@@ -1,10 +1,11 @@
 """Shell: the process of the demo that produces to the cluster, and the parent's side of it.
 
-Each record says who sent it and its number. Of every acknowledged record the writer prints one line
+Each record contains its sender and its number. For every acknowledged record the writer prints one
+line
 
     number partition offset sent acknowledged      times of the clock that all processes share
 
-so that the parent knows what it may expect to read, and how long a failover kept records waiting.
+so that the parent knows which records it must find, and how long a failover delayed them.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ def clock() -> float:
 
 
 async def write(bootstrap: str, writer: int) -> None:
-    """Send bursts until the parent closes standard input, then wait for what is under way."""
+    """Sends bursts until the parent closes standard input, then waits for records in flight."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.run_in_executor(None, lambda: (sys.stdin.read(), loop.call_soon_threadsafe(stop.set)))
@@ -85,7 +86,7 @@ class Acknowledged:
 
 @dataclass(slots=True)
 class WriterReport:
-    """What one writer has said."""
+    """What one writer has printed."""
 
     writer: int
     acknowledged: list[Acknowledged] = field(default_factory=list)
@@ -94,7 +95,7 @@ class WriterReport:
 
 
 class ClusterWriter:
-    """A writer process and a thread that listens to it."""
+    """A writer process, and a thread that reads its output."""
 
     def __init__(self, bootstrap: str, writer: int) -> None:
         command = [sys.executable, "-m", "raftq_demo", "--cluster-writer", bootstrap]
@@ -121,7 +122,7 @@ class ClusterWriter:
                 )
 
     def finish(self, timeout_s: float) -> int:
-        """Let it send what it has begun; its exit code."""
+        """Lets it finish what it has begun. Returns its exit code."""
         assert self._child.stdin is not None
         self._child.stdin.close()
         try:

@@ -14,9 +14,9 @@ from raftq_demo.plan import REJECTED, Job, is_rejected, number_of
 # One thread takes messages one by one, the others many at a time.
 BATCHES = (1, 50, 100, 100)
 SECONDS_MAX = 45.0
-# A lane counts as busy until this part of its messages was received.
+# A lane counts as busy until this share of its messages was received.
 BUSY_PART = 0.95
-# The rate is taken over this part of all messages; the last ones are waits for delays.
+# The rate is measured over this share of all messages; the last ones wait for their delays.
 RATE_PART = 0.9
 
 
@@ -70,7 +70,7 @@ class Tally:
 
 
 def consume_all(queue: Queue, jobs: Sequence[Job]) -> Tally:
-    """Consume until every message is settled or the time is up."""
+    """Consumes until every message is settled or the time is up."""
     tally = Tally(jobs, _now())
     with ThreadPoolExecutor(len(BATCHES)) as pool:
         for future in [pool.submit(_consume, queue, tally, batch) for batch in BATCHES]:

@@ -1,8 +1,9 @@
-"""Shell: the demo's third story: a group of workers on the cluster.
+"""Shell: the third part of the demo: a group of workers on the cluster.
 
-A topic with records in five lanes, one of them poisoned. Three worker processes begin, one is
-killed, a fourth joins. The poisoned record ends as a dead letter; the workers are mended, it is
-sent back, and is handled. Meanwhile a delayed record becomes due. group_checks.py judges all that.
+A topic has records in five lanes, one of them poisoned. Three worker processes begin, one is
+killed, a fourth joins. The poisoned record becomes a dead letter; the workers are repaired, it is
+sent back, and is handled. Meanwhile a delayed record becomes due. group_checks.py judges the
+result.
 """
 
 import http.client
@@ -19,13 +20,13 @@ from raftq_demo.group_worker import GROUP, TOPIC, GroupWorker
 
 PARTITIONS = 3
 LANE_RECORDS = 600
-"""Of each lane in each partition."""
+"""The number of records of each lane in each partition."""
 ORDINARY = LANE_RECORDS * LANES * PARTITIONS
 POISON, DELAYED = ORDINARY, ORDINARY + 1
 DELAY_S = 1.5
 BACKOFF_MS = 100
 KILL_PART = 0.25
-"""Of all records: when so many are handled, the first worker is killed."""
+"""The share of all records after which the first worker is killed."""
 WAIT_S = 60.0
 POLL_S = 0.01
 PADDING = "." * 100
@@ -33,7 +34,7 @@ SETTINGS = {"max_deliveries": ATTEMPTS, "backoff_ms": BACKOFF_MS}
 
 
 class Rest:
-    """What an operator asks any node, here the last one."""
+    """What an operator asks any node; here the last one."""
 
     def __init__(self, admin: Admin) -> None:
         self._node = admin.nodes()[-1]
@@ -100,7 +101,7 @@ def _fill(producer: Producer) -> None:
 
 
 def _delay(producer: Producer) -> float:
-    """Send a record for later; when it is due."""
+    """Sends a delayed record. Returns the time at which it is due."""
     sent = producer.send(TOPIC, _value(DELAYED), delay=DELAY_S, priority="critical").result()
     assert sent.deliver_at is not None, "a delayed record has a time at which it is due"
     return sent.deliver_at / 1000
@@ -113,7 +114,7 @@ def _value(number: int) -> bytes:
 def _work(
     rest: Rest, story: GroupStory, workers: Sequence[GroupWorker], say: Callable[[str], None]
 ) -> None:
-    """Three work, the first is killed, the fourth joins, everything is handled."""
+    """Three workers work, the first is killed, the fourth joins, everything is handled."""
     say("9. three processes work as one group")
     for worker in workers[:3]:
         worker.tell("join")
@@ -133,7 +134,7 @@ def _work(
 def _redrive(
     rest: Rest, story: GroupStory, workers: Sequence[GroupWorker], say: Callable[[str], None]
 ) -> None:
-    """The cause is gone, and what died of it is sent back."""
+    """The cause is gone, and the dead letter is sent back."""
     story.letters = rest.letters()
     letters = ", ".join(
         f"{letter.reason} after {letter.attempts} attempts" for letter in story.letters

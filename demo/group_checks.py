@@ -1,8 +1,9 @@
-"""What must hold after the demo's third story: a group of workers, one killed, one joining. (Pure.)
+"""Pure: what must hold after the third part of the demo: a group of workers, one killed, one
+joining.
 
-A handling is one call of a handler: it begins, and it ends when the handler returned, after which
-the record is acknowledged. A record that is handled to the end twice is right only when the first
-time was in the worker that was killed: it died before it could acknowledge.
+A handling is one call of a handler. It ends when the handler returns; then the record is
+acknowledged. A record may be handled to the end twice only if the first time was in the worker that
+was killed: it died before it could acknowledge.
 """
 
 from collections import Counter, defaultdict
@@ -13,7 +14,7 @@ from raftq_demo.checks import Check, judge_shares
 
 ATTEMPTS = 3
 LATE_S_MAX = 1.0
-# A lane counts as busy until this part of its records was begun.
+# A lane counts as busy until this share of its records was begun.
 BUSY_PART = 0.95
 
 
@@ -29,12 +30,12 @@ class Handling:
     began: float
     """By the wall clock."""
     ended: float | None = None
-    """None: it raised, or its worker died."""
+    """None if the handler raised, or its worker died."""
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """What is asked about a dead letter."""
+    """The fields of a dead letter that are checked."""
 
     number: int
     reason: str
@@ -43,18 +44,18 @@ class Letter:
 
 @dataclass(slots=True)
 class GroupStory:
-    """What happened: records [0, ordinary) are like any other."""
+    """What happened: records [0, ordinary) are normal ones."""
 
     ordinary: int
     poison: int
     delayed: int
     killed: int
-    """The worker that was, and the one that came instead."""
+    """The worker that was killed, and the one that replaced it."""
     joined: int
     due: float = 0.0
-    """When the delayed record was due, by the wall clock."""
+    """The time at which the delayed record was due, by the wall clock."""
     members: list[int] = field(default_factory=list)
-    """How many members the group had: before the kill, when it was over."""
+    """The number of members of the group: before the kill, and at the end."""
     handled: list[Handling] = field(default_factory=list)
     letters: list[Letter] = field(default_factory=list)
     letters_left: int = 0
@@ -66,7 +67,7 @@ class GroupStory:
     seconds: float = 0.0
 
     def ended(self) -> dict[int, list[Handling]]:
-        """Number -> its handlings that ended well, in order."""
+        """By number: the successful handlings of a record, in order."""
         found: dict[int, list[Handling]] = defaultdict(list)
         for one in sorted(self.handled, key=lambda one: one.began):
             if one.ended is not None:
@@ -74,15 +75,14 @@ class GroupStory:
         return found
 
     def late_s(self) -> list[float]:
-        """How long after it was due the delayed record came, each time it did."""
+        """How late the delayed record came, each time."""
         return [one.began - self.due for one in self.handled if one.number == self.delayed]
 
     def lanes(self) -> list[int]:
-        """Records by lane in the order they were begun, while all lanes had more of them.
+        """Records by lane in the order in which they were begun, while all lanes had more of them.
 
-        Only whole rounds count, which end with the last lane: what is left over at the end would
-        count for the lanes that are served first.
-        """
+        Only whole rounds count, which end with the last lane: an incomplete round would count for
+        the lanes that are served first."""
         counts = [0] * LANES
         for first in self._first_by_partition():
             busy = BUSY_PART * len(first) / LANES
@@ -109,7 +109,7 @@ class GroupStory:
         return list(found.values())
 
     def workers(self) -> dict[int, int]:
-        """How many handlings ended well, by worker."""
+        """The number of successful handlings, by worker."""
         counts = Counter(one.worker for one in self.handled if one.ended is not None)
         return dict(sorted(counts.items()))
 

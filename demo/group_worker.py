@@ -23,7 +23,7 @@ GROUP, TOPIC = "packers", "parcels"
 CONCURRENCY = 20
 WORK_S = 0.01
 LEASE_S = 2.0
-"""So long the records of the killed worker wait."""
+"""How long the records of the killed worker wait."""
 SESSION_MS, HEARTBEAT_MS = 2_000, 500
 
 
@@ -71,7 +71,7 @@ async def work(bootstrap: str) -> None:
 
 
 def _say(line: str) -> None:
-    # One small write to a pipe arrives whole or not at all, also when the worker dies.
+    # One small write to a pipe arrives whole or not at all, even if the worker dies.
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -81,7 +81,7 @@ def _now() -> float:
 
 
 class GroupWorker:
-    """A worker process and a thread that listens to it."""
+    """A worker process, and a thread that reads its output."""
 
     def __init__(self, bootstrap: str, number: int) -> None:
         command = [sys.executable, "-m", "raftq_demo", "--group-worker", bootstrap]
@@ -119,12 +119,12 @@ class GroupWorker:
         self._child.stdin.flush()
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         self._child.kill()
         self._child.wait()
 
     def finish(self, timeout_s: float) -> int:
-        """Let it give back what it has; its exit code."""
+        """Lets it give back its records. Returns its exit code."""
         assert self._child.stdin is not None
         self._child.stdin.close()
         try:

@@ -1,4 +1,4 @@
-"""What the demo sends: every process knows each message from its number alone. (Pure.)"""
+"""Pure: what the demo sends: every process knows each message from its number alone."""
 
 import random
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class Job:
 
 
 def plan(messages: int, seed: int) -> list[Job]:
-    """All calls of the writers, in order; the lanes get equal numbers of messages."""
+    """All calls of the writers, in order. Each lane gets the same number of messages."""
     rng = random.Random(seed)
     delayed, poisoned, single = messages // 50, messages // 500, messages // 5
     sizes = [("delayed", size) for size in _cut(delayed, DELAYED_BATCH)]
@@ -50,23 +50,23 @@ def plan(messages: int, seed: int) -> list[Job]:
 
 
 def payload(number: int) -> bytes:
-    """What message `number` holds: 200 to 1000 bytes."""
+    """The content of message `number`: 200 to 1000 bytes."""
     return b"%d:%s" % (number, BLOCK[: 200 + number * 7919 % 790])
 
 
 def number_of(value: bytes) -> int:
-    """The number of a message, or -1 when its bytes are not what was sent."""
+    """The number of a message, or -1 if its bytes are not what was sent."""
     digits = value[: value.find(b":")]
     number = int(digits) if digits.isdigit() else -1
     return number if number >= 0 and value == payload(number) else -1
 
 
 def is_rejected(number: int) -> bool:
-    """Of the poisoned messages one half is rejected at once, the other nacked to the end."""
+    """One half of the poisoned messages is rejected at once, the other nacked to the end."""
     return number % 2 == 1
 
 
 def _cut(total: int, size: int) -> Iterator[int]:
-    """`total` in portions of at most `size`."""
+    """Splits `total` into portions of at most `size`."""
     for start in range(0, total, size):
         yield min(size, total - start)

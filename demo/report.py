@@ -1,4 +1,4 @@
-"""The tables that the demo prints. (Pure.)"""
+"""Pure: the tables that the demo prints."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def timings_table(timings: Sequence[tuple[str, int | None, float]]) -> Table:
 
 
 def failovers_table(kills: Sequence[Kill], seconds: Sequence[float]) -> Table:
-    """How long it took until records were acknowledged again where the killed node had led."""
+    """The time until records were acknowledged again in partitions of the killed node."""
     table = _table("Failovers", "killed", "was leader of", "was the controller", "back after")
     for kill, waited in zip(kills, seconds, strict=True):
         led = f"{len(kill.led)} partitions"

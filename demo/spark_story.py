@@ -1,7 +1,7 @@
-"""Shell: the demo's last story: Spark reads every topic, and a leader is killed meanwhile.
+"""Shell: the last part of the demo: Spark reads every topic while a leader is killed.
 
-What Spark counts and sums up, partition by partition, is compared with what an ordinary consumer
-reads. Without PySpark or Java this story is left out, and says so.
+Spark's counts and sums of each partition are compared with what an ordinary consumer reads. Without
+PySpark or Java this part is skipped, and the output says so.
 """
 
 import os
@@ -48,7 +48,7 @@ class SparkStory:
 
 
 def run_spark_story(cluster: LocalCluster, say: Callable[[str], None]) -> SparkStory | None:
-    """None when there is no Spark here."""
+    """Returns None if there is no Spark here."""
     try:
         spark = _session()
     except ConfigError as error:
@@ -69,8 +69,9 @@ def _session() -> Any:
 
 @contextmanager
 def _words_of_java() -> Iterator[None]:
-    """What starts meanwhile writes its greetings to a file instead of the terminal, and for good;
-    if it does not start, they are shown."""
+    """A process that starts meanwhile writes its output to a file instead of the terminal.
+
+    If it does not start, that output is shown."""
     with tempfile.TemporaryFile() as words:
         before = os.dup(2)
         os.dup2(words.fileno(), 2)
@@ -115,7 +116,7 @@ def _read_through_a_kill(
 
 
 def _collect(spark: Any, bootstrap: str, outcome: list[Any]) -> None:
-    """In a thread."""
+    """Runs in a thread."""
     try:
         everything = (
             spark.read.format("raftq")
@@ -134,7 +135,7 @@ def _collect(spark: Any, bootstrap: str, outcome: list[Any]) -> None:
 
 
 def _sums_of_consumer(bootstrap: str) -> Sums:
-    """Every record of every topic, as a consumer gets them."""
+    """The sums of every topic, as a consumer reads it."""
     with Admin(bootstrap) as admin, Consumer(bootstrap) as consumer:
         ends = {
             (topic, partition.partition): partition.high_watermark or 0

@@ -16,11 +16,11 @@ OPTIONS = EmbeddedOptions(backoff=0.1, max_deliveries=3)
 
 
 def write(directory: str, jobs: Iterable[Job]) -> None:
-    """The writer process: does the jobs, and says of each when it was acknowledged."""
+    """The writer process: does the jobs, and prints each one when it is acknowledged."""
     with Queue(directory, OPTIONS) as queue:
         for job in jobs:
             ids = _send(queue, job)
-            # One small write to a pipe arrives whole or not at all, also when the writer dies.
+            # One small write to a pipe arrives whole or not at all, even if the writer dies.
             os.write(1, f"{job.index} {ids[0]} {ids[-1]}\n".encode())
 
 
@@ -30,13 +30,12 @@ def run_writer(
     skipped: Iterable[int],
     kill: tuple[int, float] | None = None,
 ) -> WriterRun:
-    """Start a writer that skips some jobs, and collect what it acknowledges.
+    """Starts a writer that skips some jobs, and collects what it acknowledges.
 
-    `kill` is (jobs, seconds): SIGKILL so many seconds after so many acknowledged jobs.
-    """
+    `kill` is (jobs, seconds): the writer gets SIGKILL that many seconds after that many jobs."""
     run = WriterRun()
     command = [sys.executable, "-m", "raftq_demo", *arguments, "--writer", directory]
-    # A small pipe keeps the writer from running far ahead of what is read here.
+    # A small pipe keeps the writer from running far ahead of the reader.
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pipesize=4096)
     assert child.stdin is not None
     assert child.stdout is not None

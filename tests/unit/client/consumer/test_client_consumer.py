@@ -453,7 +453,7 @@ def test_the_next_fetch_is_sent_before_a_poller_hears_of_the_last(
         return submit(self, message, *rest, **more)
 
     def notify_and_tell(self: Positions) -> None:
-        if any(part.batches for part in self.partitions.values()):
+        if any(assigned.batches for assigned in self.partitions.values()):
             told.append("news")
         notify(self)
 
