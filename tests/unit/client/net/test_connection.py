@@ -2,11 +2,13 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from loops import Go
+from raw_peer import RawPeer
 
 from raftq.client.common.errors import (
     ConnectionLost,
@@ -18,15 +20,13 @@ from raftq.client.common.errors import (
     TooLarge,
 )
 from raftq.client.net.connection import CORRELATION_ID_MAX, Connection
-from raftq.client.net.transport import new_event_loop
 from raftq.client.options import ConnectionOptions
-from raftq.client.wire.frames import PREFIX, PREFIX_BYTES, Frame
+from raftq.client.wire.frames import PREFIX
 from raftq.client.wire.messages import (
     ErrorReply,
     Fetch,
     FetchedPartition,
     FetchReply,
-    Hello,
     HelloReply,
     InitProducer,
     InitProducerReply,
@@ -34,70 +34,8 @@ from raftq.client.wire.messages import (
     PingReply,
     Produce,
     ProduceReply,
-    WireMessage,
-    decode_message,
     encode_message,
 )
-
-Go = Callable[[Coroutine[Any, Any, None]], None]
-
-
-def sockets() -> int:
-    count = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            count += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
-        except OSError:
-            continue
-    return count
-
-
-@pytest.fixture(params=["uvloop", "asyncio"])
-def go(request: pytest.FixtureRequest) -> Go:
-    """Runs a test's coroutine on each kind of loop, and finds what it leaves behind."""
-
-    def run(main: Coroutine[Any, Any, None]) -> None:
-        async def checked() -> None:
-            before = sockets()
-            async with asyncio.timeout(20):
-                await main
-            for _ in range(2_000):
-                left = (sockets() - before, len(asyncio.all_tasks()) - 1)
-                if left == (0, 0):
-                    break
-                await asyncio.sleep(0.001)
-            assert left == (0, 0), "sockets and tasks left behind"
-
-        factory = new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(checked())
-
-    return run
-
-
-class Peer:
-    """The node's end of one connection."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    async def read(self) -> tuple[WireMessage, int]:
-        prefix = await self.reader.readexactly(PREFIX_BYTES)
-        length, kind, _, _, header_length, id_ = PREFIX.unpack(prefix)
-        rest = await self.reader.readexactly(length + 4 - PREFIX_BYTES)
-        raw = memoryview(rest)[header_length:]
-        return decode_message(Frame(kind, id_, rest[:header_length], raw)), id_
-
-    def send(self, message: WireMessage, id_: int, *raw: bytes) -> None:
-        self.writer.writelines(encode_message(message, id_, raw))
-
-    async def greet(self) -> None:
-        message, id_ = await self.read()
-        assert isinstance(message, Hello)
-        self.send(HelloReply(1, 5, "cluster"), id_)
-
-    async def close(self) -> None:
-        self.writer.transport.abort()
 
 
 class Node:
@@ -105,9 +43,9 @@ class Node:
 
     def __init__(self) -> None:
         self.port = 0
-        self.peers: asyncio.Queue[Peer] = asyncio.Queue()
+        self.peers: asyncio.Queue[RawPeer] = asyncio.Queue()
 
-    async def connect(self, **options: Any) -> tuple[Connection, Peer]:
+    async def connect(self, **options: Any) -> tuple[Connection, RawPeer]:
         opening = Connection.open("127.0.0.1", self.port, ConnectionOptions(**options))
         async with asyncio.TaskGroup() as group:
             opened = group.create_task(opening)
@@ -121,7 +59,7 @@ async def fake_node() -> AsyncIterator[Node]:
     node, met = Node(), []
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        met.append(Peer(reader, writer))
+        met.append(RawPeer(reader, writer))
         node.peers.put_nowait(met[-1])
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)

@@ -1,15 +1,15 @@
 """Signs of life: a connection on which nobody waits learns that its node is gone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from loops import Go
 
 from raftq.client.common.errors import ConfigError, ConnectionLost
 from raftq.client.net.connection import Connection
-from raftq.client.net.transport import new_event_loop
 from raftq.client.options import ConnectionOptions
 from raftq.client.wire.messages import (
     InitProducer,
@@ -21,22 +21,6 @@ from raftq.client.wire.messages import (
 )
 from raftq.node.native.session import Session
 from raftq.node.native.tcp import TcpServer
-
-Go = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=["uvloop", "asyncio"])
-def go(request: pytest.FixtureRequest) -> Go:
-    def run(main: Coroutine[Any, Any, None]) -> None:
-        async def checked() -> None:
-            async with asyncio.timeout(20):
-                await main
-
-        factory = new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(checked())
-
-    return run
 
 
 class Node:

@@ -1,27 +1,24 @@
 """The native listener's bounds: in flight, unread replies, silence, stopping, many connections."""
 
 import asyncio
-import os
 import resource
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from loops import Go
+from raw_peer import caller, serving
 
 from raftq.client.common.errors import ConnectionLost, NodeStopping
 from raftq.client.net.connection import Connection
 from raftq.client.net.transport import new_event_loop
-from raftq.client.wire.frames import PREFIX, PREFIX_BYTES, Frame
 from raftq.client.wire.messages import (
-    ErrorReply,
     Fetch,
     FetchedPartition,
     FetchReply,
     Hello,
-    HelloReply,
     Metadata,
     MetadataReply,
     Ping,
@@ -29,11 +26,9 @@ from raftq.client.wire.messages import (
     Produce,
     ProduceReply,
     WireMessage,
-    decode_message,
     encode_message,
 )
-from raftq.node.config import ServerOptions
-from raftq.node.native.session import Handler, Session
+from raftq.node.native.session import Session
 from raftq.node.native.tcp import TcpServer
 
 CONNECTIONS = 10_000
@@ -55,89 +50,6 @@ for start in range(0, count, 200):
 print(len(crowd), flush=True)
 sys.stdin.read()
 """
-
-Go = Callable[[Coroutine[Any, Any, None]], None]
-
-
-def sockets() -> int:
-    count = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            count += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
-        except OSError:
-            continue
-    return count
-
-
-@pytest.fixture(params=["uvloop", "asyncio"])
-def go(request: pytest.FixtureRequest) -> Go:
-    """Runs a test's coroutine on each kind of loop, and finds what it leaves behind."""
-
-    def run(main: Coroutine[Any, Any, None]) -> None:
-        async def checked() -> None:
-            before = sockets()
-            async with asyncio.timeout(20):
-                await main
-            for _ in range(2_000):
-                left = (sockets() - before, len(asyncio.all_tasks()) - 1)
-                if left == (0, 0):
-                    break
-                await asyncio.sleep(0.001)
-            assert left == (0, 0), "sockets and tasks left behind"
-
-        factory = new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(checked())
-
-    return run
-
-
-class Caller:
-    """A client that says exactly what the test wants."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    def send(self, message: WireMessage, id_: int, *raw: bytes) -> None:
-        self.writer.writelines(encode_message(message, id_, raw))
-
-    async def read(self) -> tuple[WireMessage, int]:
-        prefix = await self.reader.readexactly(PREFIX_BYTES)
-        length, kind, _, _, header_length, id_ = PREFIX.unpack(prefix)
-        rest = await self.reader.readexactly(length + 4 - PREFIX_BYTES)
-        raw = memoryview(rest)[header_length:]
-        return decode_message(Frame(kind, id_, rest[:header_length], raw)), id_
-
-    async def farewell(self) -> ErrorReply:
-        """The reason that the node gives before it closes."""
-        message, id_ = await self.read()
-        assert isinstance(message, ErrorReply)
-        assert id_ == 0
-        assert await self.reader.read() == b""
-        return message
-
-
-@asynccontextmanager
-async def caller(server: TcpServer, hello: bool = True) -> AsyncIterator[Caller]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    one = Caller(reader, writer)
-    try:
-        if hello:
-            one.send(Hello(1, 1, "client"), 1)
-            assert isinstance((await one.read())[0], HelloReply)
-        yield one
-    finally:
-        writer.transport.abort()
-
-
-@asynccontextmanager
-async def serving(
-    handlers: Mapping[type[WireMessage], Handler] | None = None, **options: Any
-) -> AsyncIterator[TcpServer]:
-    made = ServerOptions(**options)
-    async with TcpServer(handlers or {}, node_id=1, cluster_id="c", options=made) as server:
-        await server.start()
-        yield server
 
 
 class Parked:

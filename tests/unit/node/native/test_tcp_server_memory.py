@@ -2,14 +2,14 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from loops import Go
 
 from raftq.client.net.connection import Connection
-from raftq.client.net.transport import new_event_loop
 from raftq.client.wire.frames import PREFIX
 from raftq.client.wire.messages import (
     Hello,
@@ -25,22 +25,6 @@ from raftq.node.native.session import Handler, Session
 from raftq.node.native.tcp import TcpServer
 
 MIB = 1024 * 1024
-
-Go = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=["uvloop", "asyncio"])
-def go(request: pytest.FixtureRequest) -> Go:
-    def run(main: Coroutine[Any, Any, None]) -> None:
-        async def checked() -> None:
-            async with asyncio.timeout(20):
-                await main
-
-        factory = new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(checked())
-
-    return run
 
 
 class Parked:
