@@ -8,8 +8,8 @@ wrong. `simulate` runs it all in virtual time over a simulated network.
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeVar
 
 from simloop import VirtualTimeLoop
 from simnet import SimNetwork
@@ -332,9 +332,16 @@ def lost() -> ConnectionLost:
     return ConnectionLost("the reply is lost")
 
 
+def fake_cluster(nodes: int = 1, seed: int = 0) -> AbstractAsyncContextManager[FakeCluster]:
+    return started(FakeCluster(random.Random(seed)), nodes)
+
+
+C = TypeVar("C", bound=FakeCluster)
+
+
 @asynccontextmanager
-async def fake_cluster(nodes: int = 1, seed: int = 0) -> AsyncIterator[FakeCluster]:
-    cluster = FakeCluster(random.Random(seed))
+async def started(cluster: C, nodes: int) -> AsyncIterator[C]:
+    """The cluster with this many running nodes."""
     try:
         for node_id in range(1, nodes + 1):
             await cluster.start_node(node_id)

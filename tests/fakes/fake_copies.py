@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from fake_partition_logs import FakePartition
+from fake_queue import HeldPartition
 
 from raftq.client.common.errors import (
     ConnectionLost,
@@ -117,7 +118,7 @@ class Courier:
 
 
 class World:
-    """See the module's docstring."""
+    """Topics, their queues and the copies between them, without a network."""
 
     def __init__(self, seed: int, lag_s: float | None = 0.002, **settings: Any) -> None:
         self.loop = asyncio.get_running_loop()
@@ -151,7 +152,7 @@ class World:
     # As the node's partitions
 
     def of(self, topic: str, number: int) -> Any:
-        return _Held(self.topics[topic].partition)
+        return HeldPartition(self.topics[topic].partition)
 
     async def enable_queues(self, topic: str) -> None: ...
 
@@ -217,15 +218,3 @@ class World:
             partition_log.log.start_offset, partition_log.high_watermark
         )
         return [record for batch in batches for record in batch.records()]
-
-
-class _Held:
-    """As much of a Partition as the handlers look at."""
-
-    def __init__(self, partition: FakePartition) -> None:
-        self._partition = partition
-        self.ref = partition.ref
-
-    def check_leader(self, epoch: int) -> None:
-        if self._partition.leadership is None:
-            raise NotLeader("nobody leads")

@@ -8,11 +8,11 @@ settlement is written to `history`.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from fake_cluster import FakeCluster, FakePartition
+from fake_cluster import FakeCluster, FakePartition, started
 
 from raftq.client.common.errors import (
     FencedEpoch,
@@ -67,7 +67,7 @@ class FakeQueue:
 
 
 class FakeGroups(FakeCluster):
-    """See the module's docstring. Node 1 coordinates all groups at first."""
+    """A fake cluster with groups and queues. At first node 1 coordinates all groups."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
@@ -573,13 +573,5 @@ def fill(log: FakePartition, values: list[bytes], **columns: Any) -> None:
     log.append(memoryview(encode(values, **columns)))
 
 
-@asynccontextmanager
-async def fake_groups(nodes: int = 1, seed: int = 0) -> AsyncIterator[FakeGroups]:
-    cluster = FakeGroups(random.Random(seed))
-    try:
-        for node_id in range(1, nodes + 1):
-            await cluster.start_node(node_id)
-        yield cluster
-    finally:
-        for node_id in list(cluster.servers):
-            await cluster.stop_node(node_id)
+def fake_groups(nodes: int = 1, seed: int = 0) -> AbstractAsyncContextManager[FakeGroups]:
+    return started(FakeGroups(random.Random(seed)), nodes)

@@ -120,7 +120,7 @@ class FakeLed:
 
 
 class FakePartition:
-    """See the module's docstring."""
+    """A partition with all its logs, without replication."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A real node in this process, on loopback and real files. (Test helper.)"""
+"""A real node in this process, on loopback and real files."""
 
 import asyncio
 import random
@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from raftq import aio
 from raftq.client.common.disk import RealDisk
 from raftq.client.net.connection import Connection
 from raftq.client.options import ConnectionOptions
@@ -23,8 +24,8 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-@asynccontextmanager
-async def running(directory: Path, seed: int = 1, **settings: object) -> AsyncIterator[Node]:
+def make(directory: Path, seed: int = 1, **settings: object) -> Node:
+    """A node that is not started yet."""
     facts: dict[str, object] = {
         "node_id": 1,
         "secret": SECRET,
@@ -35,7 +36,12 @@ async def running(directory: Path, seed: int = 1, **settings: object) -> AsyncIt
         "raft_times": FAST,
     }
     config = NodeConfig(**{**facts, **settings})  # type: ignore[arg-type]
-    node = Node(config, disk=RealDisk(), rng=random.Random(seed), wall_ms=wall_ms)
+    return Node(config, disk=RealDisk(), rng=random.Random(seed), wall_ms=wall_ms)
+
+
+@asynccontextmanager
+async def running(directory: Path, seed: int = 1, **settings: object) -> AsyncIterator[Node]:
+    node = make(directory, seed, **settings)
     try:
         await node.start()
         yield node
@@ -51,12 +57,25 @@ def address(node: Node) -> str:
     return f"127.0.0.1:{node.native_port}"
 
 
-async def connect(node: Node) -> Connection:
-    return await Connection.open("127.0.0.1", node.native_port, ConnectionOptions())
+async def connect(node: Node, **options: object) -> Connection:
+    made = ConnectionOptions(**options)  # type: ignore[arg-type]
+    return await Connection.open("127.0.0.1", node.native_port, made)
+
+
+@asynccontextmanager
+async def node_with_topic(
+    directory: Path, seed: int = 1, topic: str = "orders", partitions: int = 1
+) -> AsyncIterator[tuple[Node, Connection]]:
+    """A running node and a connection to it. The first start (seed 1) creates the topic."""
+    async with running(directory, seed) as node, await connect(node) as connection:
+        if seed == 1:
+            async with aio.Admin(address(node)) as admin:
+                await admin.create_topic(topic, partitions=partitions, replication=1)
+        yield node, connection
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Return when it holds; what no event tells of."""
+    """Waits for something that no event reports."""
     for _ in range(1_000):
         if holds():
             return

@@ -9,8 +9,11 @@ RAFTQ_SIM_POINTS=10    about so many crash points of a seed, for many seeds in l
 """
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -61,7 +64,7 @@ def points(total: int, seed: int, points_max: int) -> Sequence[int]:
 
 @contextmanager
 def replayable(test: str, seed: int, point: int | None = None) -> Iterator[None]:
-    """Tell whoever reads the failure of this block how to see it again."""
+    """Adds to a failure of this block how to repeat it."""
     try:
         yield
     except BaseException as error:
@@ -71,3 +74,24 @@ def replayable(test: str, seed: int, point: int | None = None) -> Iterator[None]
             f"replay: RAFTQ_SIM_SEED={seed}{at} .venv/bin/python -m pytest tests/sim -k {test}"
         )
         raise
+
+
+def assert_same_trace_elsewhere(call: str, module: str, trace_hash: str) -> None:
+    """Runs a simulation in other processes, where sets of strings have another order."""
+    here = Path(__file__).parent
+    program = (
+        "import sys\n"
+        f"sys.path[:0] = [{str(here)!r}, {str(here.parent / 'fakes')!r}]\n"
+        f"from {module} import simulate\n"
+        f"print({call}.loop.trace_hash())\n"
+    )
+    for hash_seed in ("1", "2"):
+        found = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        )
+        assert found.stdout.strip() == trace_hash

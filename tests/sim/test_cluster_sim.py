@@ -9,19 +9,17 @@ soak.py.
 
 import asyncio
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from clusterchecks import Invariants, check_replicas, is_readable
 from history import judge
-from replay import replayable, seed_groups
+from replay import assert_same_trace_elsewhere, replayable, seed_groups
 from simcluster import SimCluster, make_plan
 from simfaults import Faults
 from simoperators import topic_command
 from simplan import swarm
 from simrest import calm_time, come_to_rest
+from simscenario import begin, new_cluster, run_cluster, until_sent
 from simworkload import Workload
 
 SEEDS_PER_TEST = 5
@@ -46,21 +44,13 @@ async def scenario(cluster: SimCluster, workload: Workload, faults: Faults) -> N
        history has no anomaly.
     5. With nobody asking for anything, everything comes to rest.
     """
-    for node in cluster.nodes.values():
-        node.start()
-    await cluster.until("all nodes serve", cluster.is_whole, 30)
-    await create_topics(cluster)
-    await cluster.until("the topics are there", cluster.is_whole, 30)
+    await begin(cluster, create_topics)
     cluster.consensus.churn = cluster.plan.churn
     workload.start()
     await faults.run()
     cluster.heal()
     await faults.operators.tidy()
-    await cluster.until(
-        "every send has ended", lambda: all(one.done() for one in workload.producing), 200
-    )
-    for one in workload.producing:
-        one.result()
+    await until_sent(cluster, workload.producing)
     await cluster.until("every partition is whole", cluster.is_whole, HEAL_S)
     await cluster.until(
         "every consumer has read everything",
@@ -91,20 +81,11 @@ async def scenario(cluster: SimCluster, workload: Workload, faults: Faults) -> N
 
 def simulate(seed: int, profile: str | None = None) -> SimCluster:
     profile = profile or os.environ.get("RAFTQ_SIM_PROFILE")
-    cluster = SimCluster(swarm(make_plan(seed), profile))
-    if "RAFTQ_SIM_STORY" in os.environ:
-        cluster.loop.story = []
+    cluster = new_cluster(swarm(make_plan(seed), profile))
     invariants = Invariants(cluster)
     workload = Workload(cluster, invariants)
     faults = Faults(cluster)
-    try:
-        cluster.run(scenario(cluster, workload, faults), invariants.after_turn)
-    finally:
-        if cluster.loop.story is not None:
-            sys.stdout.write("\n".join(cluster.loop.story) + "\n")
-    assert not cluster.bugs, cluster.bugs
-    assert not cluster.complaints.found, cluster.complaints.found
-    assert not cluster.loop.unhandled, cluster.loop.unhandled
+    run_cluster(cluster, scenario(cluster, workload, faults), invariants)
     return cluster
 
 
@@ -122,11 +103,7 @@ async def nobody_gets_to_the_controller(cluster: SimCluster, refuses: bool) -> N
        and what it led is led by others.
     3. When it can be reached again, everything is whole.
     """
-    for node in cluster.nodes.values():
-        node.start()
-    await cluster.until("all nodes serve", cluster.is_whole, 30)
-    await create_topics(cluster)
-    await cluster.until("the topics are there", cluster.is_whole, 30)
+    await begin(cluster, create_topics)
     consensus, began = cluster.consensus, cluster.loop.time()
     shut = consensus.leader
     assert shut is not None
@@ -159,23 +136,7 @@ def test_the_same_seed_gives_the_same_trace(seed: int) -> None:
     profile = "raft" if seed == 2 else "mixed"
     mine = simulate(seed, profile).loop.trace_hash()
     assert simulate(seed, profile).loop.trace_hash() == mine
-    here = Path(__file__).parent
-    program = (
-        "import sys\n"
-        f"sys.path[:0] = [{str(here)!r}]\n"
-        "from test_cluster_sim import simulate\n"
-        f"print(simulate({seed}, {profile!r}).loop.trace_hash())\n"
-    )
-    for hash_seed in ("1", "2"):
-        found = subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-        )
-        assert found.stdout.strip() == mine
+    assert_same_trace_elsewhere(f"simulate({seed}, {profile!r})", "test_cluster_sim", mine)
 
 
 def test_different_seeds_give_different_traces() -> None:

@@ -6,8 +6,6 @@ history is judged. `RAFTQ_SIM_SEED=17` runs one seed, `RAFTQ_SIM_SEEDS=1000` tha
 """
 
 import asyncio
-import os
-import sys
 
 import pytest
 from clusterchecks import Invariants
@@ -16,6 +14,7 @@ from simcluster import SimCluster, make_plan
 from simfaults import Faults
 from simmembers import GroupWorkload
 from simplan import unsettled
+from simscenario import begin, new_cluster, run_cluster, until_sent
 from test_queue_cluster_sim import HEAL_S, create_topics
 
 from raftq.chaos.checkers import Rules, judge
@@ -30,20 +29,12 @@ async def scenario(cluster: SimCluster, workload: GroupWorkload, faults: Faults)
     3. Heal. The group settles, and reads and stores up to the end of every partition.
     4. The history has no anomaly.
     """
-    for node in cluster.nodes.values():
-        node.start()
-    await cluster.until("all nodes serve", cluster.is_whole, 30)
-    await create_topics(cluster)
-    await cluster.until("the topics are there", cluster.is_whole, 30)
+    await begin(cluster, create_topics)
     cluster.consensus.churn = cluster.plan.churn
     workload.start()
     await asyncio.gather(faults.run(), workload.misfortune())
     cluster.heal()
-    await cluster.until(
-        "every send has ended", lambda: all(one.done() for one in workload.producing), 200
-    )
-    for one in workload.producing:
-        one.result()
+    await until_sent(cluster, workload.producing)
     await cluster.until("every partition is whole", cluster.is_whole, HEAL_S)
     await cluster.until("the group is settled", workload.old_epochs_replicated, HEAL_S)
     await workload.until_drained(HEAL_S)
@@ -54,21 +45,11 @@ async def scenario(cluster: SimCluster, workload: GroupWorkload, faults: Faults)
 
 
 def simulate(seed: int) -> SimCluster:
-    cluster = SimCluster(unsettled(make_plan(seed)))
-    if "RAFTQ_SIM_STORY" in os.environ:
-        cluster.loop.story = []
+    cluster = new_cluster(unsettled(make_plan(seed)))
     invariants = Invariants(cluster)
     workload = GroupWorkload(cluster)
     faults = Faults(cluster)
-    try:
-        cluster.run(scenario(cluster, workload, faults), invariants.after_turn)
-    finally:
-        if cluster.loop.story is not None:
-            sys.stdout.write("\n".join(cluster.loop.story) + "\n")
-            sys.stdout.write(f"{workload.history.counts()}\n")
-    assert not cluster.bugs, cluster.bugs
-    assert not cluster.complaints.found, cluster.complaints.found
-    assert not cluster.loop.unhandled, cluster.loop.unhandled
+    run_cluster(cluster, scenario(cluster, workload, faults), invariants, workload.history.counts)
     return cluster
 
 

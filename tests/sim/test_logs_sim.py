@@ -5,8 +5,6 @@ some moment amid the faults, and owners that write to the other logs while clien
 """
 
 import asyncio
-import os
-import sys
 
 import pytest
 from clusterchecks import Invariants, check_replicas
@@ -16,6 +14,7 @@ from simcluster import SimCluster, make_plan
 from simfaults import Faults
 from simlogs import Logs
 from simplan import unsettled
+from simscenario import begin, new_cluster, run_cluster, until_sent
 from simworkload import Workload
 from test_cluster_sim import HEAL_S, create_topics
 
@@ -33,11 +32,7 @@ async def scenario(cluster: SimCluster, workload: Workload, logs: Logs, faults: 
     3. Heal. Everything works: every log of every partition takes new entries.
     4. All copies are the same, nothing that was replicated is missing.
     """
-    for node in cluster.nodes.values():
-        node.start()
-    await cluster.until("all nodes serve", cluster.is_whole, 30)
-    await create_topics(cluster)
-    await cluster.until("the topics are there", cluster.is_whole, 30)
+    await begin(cluster, create_topics)
     cluster.consensus.churn = cluster.plan.churn
     workload.start()
     async with asyncio.TaskGroup() as group:
@@ -46,11 +41,7 @@ async def scenario(cluster: SimCluster, workload: Workload, logs: Logs, faults: 
             group.create_task(logs.enable(topic.name, delay_s))
         await faults.run()
         cluster.heal()
-    await cluster.until(
-        "every send has ended", lambda: all(one.done() for one in workload.producing), 200
-    )
-    for one in workload.producing:
-        one.result()
+    await until_sent(cluster, workload.producing)
     await cluster.until("every partition is whole", cluster.is_whole, HEAL_S)
     before = logs.counts()
     assert before
@@ -72,21 +63,12 @@ async def scenario(cluster: SimCluster, workload: Workload, logs: Logs, faults: 
 
 
 def simulate(seed: int) -> tuple[SimCluster, Logs]:
-    cluster = SimCluster(unsettled(make_plan(seed)))
-    if "RAFTQ_SIM_STORY" in os.environ:
-        cluster.loop.story = []
+    cluster = new_cluster(unsettled(make_plan(seed)))
     invariants = Invariants(cluster)
     logs = Logs(cluster)
     workload = Workload(cluster, invariants)
     faults = Faults(cluster)
-    try:
-        cluster.run(scenario(cluster, workload, logs, faults), invariants.after_turn)
-    finally:
-        if cluster.loop.story is not None:
-            sys.stdout.write("\n".join(cluster.loop.story) + "\n")
-    assert not cluster.bugs, cluster.bugs
-    assert not cluster.complaints.found, cluster.complaints.found
-    assert not cluster.loop.unhandled, cluster.loop.unhandled
+    run_cluster(cluster, scenario(cluster, workload, logs, faults), invariants)
     return cluster, logs
 
 

@@ -7,8 +7,6 @@ many; `RAFTQ_SIM_STORY=1` prints what happened.
 """
 
 import asyncio
-import os
-import sys
 
 import pytest
 from clusterchecks import Invariants
@@ -17,6 +15,7 @@ from simcluster import SimCluster, make_plan
 from simfaults import Faults
 from simplan import unsettled
 from simqueues import QueueWorkload
+from simscenario import begin, new_cluster, run_cluster, until_sent
 
 from raftq.chaos.checkers import Rules, judge
 from raftq.cluster.metadata.commands import CreateTopic
@@ -45,20 +44,12 @@ async def scenario(cluster: SimCluster, workload: QueueWorkload, faults: Faults)
     3. Heal. Every send ends, every partition is whole again, the workers drain every queue.
     4. The history has no anomaly.
     """
-    for node in cluster.nodes.values():
-        node.start()
-    await cluster.until("all nodes serve", cluster.is_whole, 30)
-    await create_topics(cluster)
-    await cluster.until("the topics are there", cluster.is_whole, 30)
+    await begin(cluster, create_topics)
     cluster.consensus.churn = cluster.plan.churn
     workload.start()
     await asyncio.gather(faults.run(), workload.misfortune())
     cluster.heal()
-    await cluster.until(
-        "every send has ended", lambda: all(one.done() for one in workload.producing), 200
-    )
-    for one in workload.producing:
-        one.result()
+    await until_sent(cluster, workload.producing)
     await cluster.until("every partition is whole", cluster.is_whole, HEAL_S)
     # A record that was due a moment ago is so only now, by a clock that is behind.
     await workload.until_drained(HEAL_S + workload.skew_s)
@@ -69,21 +60,11 @@ async def scenario(cluster: SimCluster, workload: QueueWorkload, faults: Faults)
 
 
 def simulate(seed: int) -> SimCluster:
-    cluster = SimCluster(unsettled(make_plan(seed)))
-    if "RAFTQ_SIM_STORY" in os.environ:
-        cluster.loop.story = []
+    cluster = new_cluster(unsettled(make_plan(seed)))
     invariants = Invariants(cluster)
     workload = QueueWorkload(cluster)
     faults = Faults(cluster)
-    try:
-        cluster.run(scenario(cluster, workload, faults), invariants.after_turn)
-    finally:
-        if cluster.loop.story is not None:
-            sys.stdout.write("\n".join(cluster.loop.story) + "\n")
-            sys.stdout.write(f"{workload.history.counts()}\n")
-    assert not cluster.bugs, cluster.bugs
-    assert not cluster.complaints.found, cluster.complaints.found
-    assert not cluster.loop.unhandled, cluster.loop.unhandled
+    run_cluster(cluster, scenario(cluster, workload, faults), invariants, workload.history.counts)
     return cluster
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from noted_operator import NotedOperator
+from fake_operator import FakeOperator
 
 from raftq.chaos.faults import expansion
 from raftq.chaos.faults.changes import (
@@ -137,10 +137,10 @@ class NotedWorld:
             key: PartitionView(leader, self.copies()[key], self.copies()[key])
             for key, leader in LEADERS.items()
         }
-        self.operated = NotedOperator(places, lambda: self.down | self.paused)
+        self.operated = FakeOperator(places, lambda: self.down | self.paused)
 
     @property
-    def operator(self) -> NotedOperator:
+    def operator(self) -> FakeOperator:
         return self.operated
 
     @property

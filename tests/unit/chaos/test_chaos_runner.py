@@ -22,7 +22,7 @@ class NotedLinks:
         self._notes.append("links healed")
 
 
-class NotedOperator:
+class FakeOperator:
     """The log of the metadata takes `grows` more entries, one at a look."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class NotedWorld:
         self.down: set[int] = set()
         self.rng = Random(1)
         self.links = NotedLinks(self.notes)
-        self.operator = NotedOperator()
+        self.operator = FakeOperator()
 
     def direct(self, node_id: int) -> str:
         return "127.0.0.1:1"

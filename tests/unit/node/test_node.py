@@ -3,15 +3,15 @@
 import asyncio
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import aiohttp
 import pytest
+import real_node
+from real_node import SECRET, address, connect, run
 
 from raftq import aio
-from raftq.client.common.disk import RealDisk
 from raftq.client.common.errors import (
     AccessDenied,
     ConfigError,
@@ -24,8 +24,6 @@ from raftq.client.common.errors import (
     UnknownTopic,
     UnsupportedVersion,
 )
-from raftq.client.net.connection import Connection
-from raftq.client.options import ConnectionOptions
 from raftq.client.wire.batch import encode
 from raftq.client.wire.messages import (
     Fetch,
@@ -37,57 +35,20 @@ from raftq.client.wire.messages import (
 )
 from raftq.client.wire.node_messages import Heartbeat
 from raftq.client.wire.proof import cluster_proof
-from raftq.cluster.raft.config import RaftTimes
-from raftq.node.app import Node, wall_ms
-from raftq.node.config import Address, NodeConfig
-
-SECRET = b"0123456789abcdef"
-FAST = RaftTimes(election_ms_min=150, election_ms_max=300, append_ms=40, fallback_ms=450)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
+from raftq.node.app import Node
+from raftq.node.config import Address
 
 
 def make(directory: Path, seed: int = 1, **settings: object) -> Node:
-    facts: dict[str, object] = {
-        "node_id": 1,
-        "secret": SECRET,
-        "data_dir": str(directory),
-        "native": Address("127.0.0.1", 0),
-        "http": Address("127.0.0.1", 0),
-        "raft": Address("127.0.0.1", free_port()),
-        "raft_times": FAST,
-    }
-    config = NodeConfig(**{**facts, **settings})  # type: ignore[arg-type]
-    return Node(config, disk=RealDisk(), rng=random.Random(seed), wall_ms=wall_ms)
+    """A node that also listens for HTTP."""
+    return real_node.make(directory, seed, **{"http": Address("127.0.0.1", 0), **settings})
 
 
-@asynccontextmanager
-async def running(directory: Path, seed: int = 1, **settings: object) -> AsyncIterator[Node]:
-    node = make(directory, seed, **settings)
-    try:
-        await node.start()
-        yield node
-    finally:
-        await node.stop()
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]
-
-
-def address(node: Node) -> str:
-    return f"127.0.0.1:{node.native_port}"
-
-
-async def connect(node: Node, **options: object) -> Connection:
-    return await Connection.open(
-        "127.0.0.1",
-        node.native_port,
-        ConnectionOptions(**options),  # type: ignore[arg-type]
-    )
+def running(
+    directory: Path, seed: int = 1, **settings: object
+) -> AbstractAsyncContextManager[Node]:
+    """Such a node, running."""
+    return real_node.running(directory, seed, **{"http": Address("127.0.0.1", 0), **settings})
 
 
 def test_records_survive_a_clean_stop_and_a_start(tmp_path: Path) -> None:

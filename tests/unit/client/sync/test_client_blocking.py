@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fake_cluster import FakeCluster, fake_cluster
+from served_cluster import ServedCluster, served_cluster
 
 import raftq
 from raftq import Admin, Appended, Consumer, Producer
@@ -21,46 +22,14 @@ from raftq.client.common.errors import (
     Throttled,
     UnknownTopic,
 )
-from raftq.client.net.transport import run
 
-
-class Served:
-    """A fake cluster on a loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self.cluster: FakeCluster
-        self.loop: asyncio.AbstractEventLoop
-        self._stop: asyncio.Event
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=run, args=(self._serve(),))
-        self._thread.start()
-        assert self._ready.wait(10)
-
-    async def _serve(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        async with fake_cluster(2) as self.cluster:
-            self._ready.set()
-            await self._stop.wait()
-
-    def call(self, function: Any, *args: Any) -> Any:
-        async def work() -> Any:
-            return function(*args)
-
-        return asyncio.run_coroutine_threadsafe(work(), self.loop).result(10)
-
-    def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
+Served = ServedCluster[FakeCluster]
 
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    before = threading.active_count()
-    served = Served()
-    yield served
-    served.stop()
-    assert threading.active_count() == before, "threads are left behind"
+    with served_cluster(fake_cluster(2)) as served:
+        yield served
 
 
 def test_the_names_of_the_readme_work_together(served: Served) -> None:

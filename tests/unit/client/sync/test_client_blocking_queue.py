@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_groups import FakeGroups, fake_groups, fill
+from fake_groups import FakeGroups, fake_groups
+from served_cluster import ServedCluster, served_cluster
 
 import raftq
 import raftq.aio
@@ -23,58 +24,17 @@ from raftq.client.common.errors import (
     QueueClosed,
     UnknownTopic,
 )
-from raftq.client.net.transport import run
 
 FAST: dict[str, Any] = {"heartbeat_ms": 100, "session_ms": 2_000}
 
 
-class Served:
-    """A fake cluster on a loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self.cluster: FakeGroups
-        self.loop: asyncio.AbstractEventLoop
-        self._stop: asyncio.Event
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=run, args=(self._serve(),))
-        self._thread.start()
-        assert self._ready.wait(10)
-
-    async def _serve(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        async with fake_groups(2) as self.cluster:
-            self._ready.set()
-            await self._stop.wait()
-
-    def call(self, function: Any, *args: Any) -> Any:
-        async def work() -> Any:
-            return function(*args)
-
-        return asyncio.run_coroutine_threadsafe(work(), self.loop).result(10)
-
-    def topic(self, name: str, partitions: int, values: list[bytes]) -> None:
-        """A topic with these values in each partition."""
-
-        def make() -> None:
-            for log in self.cluster.add_topic(name, partitions):
-                if values:
-                    fill(log, values)
-
-        self.call(make)
-
-    def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
+Served = ServedCluster[FakeGroups]
 
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    before = threading.active_count()
-    served = Served()
-    yield served
-    served.stop()
-    assert threading.active_count() == before, "threads are left behind"
+    with served_cluster(fake_groups(2)) as served:
+        yield served
 
 
 def until(condition: Any, seconds: float = 10.0) -> None:

@@ -4,11 +4,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from real_node import FAST, address, connect, free_port, run, running
+from real_node import FAST, address, connect, free_port, node_with_topic, run, running
 
 from raftq import aio
 from raftq.client.common.errors import (
@@ -78,13 +79,7 @@ async def settle(*members: Someone, wait_ms: int = 0) -> None:
                 return
 
 
-@asynccontextmanager
-async def one_node(directory: Path, seed: int = 1) -> AsyncIterator[tuple[Node, Connection]]:
-    async with running(directory, seed) as node, await connect(node) as connection:
-        if seed == 1:
-            async with aio.Admin(address(node)) as admin:
-                await admin.create_topic("t", partitions=8, replication=1)
-        yield node, connection
+one_node = partial(node_with_topic, topic="t", partitions=8)
 
 
 def test_members_share_the_partitions_and_a_restart_of_the_node_keeps_them(tmp_path: Path) -> None:

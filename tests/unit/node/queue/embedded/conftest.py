@@ -1,11 +1,14 @@
 """Fixtures of the queue's tests: a clock that stands still, and queues that are always closed."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import queuefaults as faults
+from queuefaults import Survey
 
 from raftq.client.common.disk import RealDisk, RealFile, storage_error
 from raftq.node.queue.embedded.options import EmbeddedOptions
@@ -80,3 +83,23 @@ def open_queue(tmp_path: Path, clock: FakeClock) -> Iterator[Callable[..., Queue
 @pytest.fixture
 def queue(open_queue: Callable[..., Queue]) -> Queue:
     return open_queue()
+
+
+@pytest.fixture(scope="module", params=["closed", "killed"])
+def image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a queue that was closed, or killed."""
+    path = tmp_path_factory.mktemp("files") / request.param
+    faults.build(path, clean=request.param == "closed")
+    return path
+
+
+@pytest.fixture(scope="module")
+def healthy(image: Path) -> Survey:
+    """What that queue contains if nothing is damaged."""
+    return faults.survey(Path(shutil.copytree(image, image.with_name(image.name + "-healthy"))))
+
+
+@pytest.fixture
+def copy(image: Path, tmp_path: Path) -> Path:
+    """A copy of that directory for the test to damage."""
+    return Path(shutil.copytree(image, tmp_path / "queue"))

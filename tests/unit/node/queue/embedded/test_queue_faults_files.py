@@ -24,23 +24,6 @@ CACHES = [
 ]
 
 
-@pytest.fixture(scope="module", params=["closed", "killed"])
-def image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("files") / request.param
-    faults.build(path, clean=request.param == "closed")
-    return path
-
-
-@pytest.fixture(scope="module")
-def healthy(image: Path) -> Survey:
-    return faults.survey(Path(shutil.copytree(image, image.with_name(image.name + "-healthy"))))
-
-
-@pytest.fixture
-def copy(image: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(image, tmp_path / "queue"))
-
-
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("name", CACHES)
 def test_damaged_cache_changes_nothing(copy: Path, healthy: Survey, name: str, harm: str) -> None:

@@ -14,23 +14,6 @@ from raftq.node.queue.embedded.ledger import IntentDecided, pack_shell
 from raftq.node.queue.embedded.publish import Draft
 
 
-@pytest.fixture(scope="module", params=["closed", "killed"])
-def image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("ledger") / request.param
-    faults.build(path, clean=request.param == "closed")
-    return path
-
-
-@pytest.fixture(scope="module")
-def healthy(image: Path) -> Survey:
-    return faults.survey(Path(shutil.copytree(image, image.with_name(image.name + "-healthy"))))
-
-
-@pytest.fixture
-def copy(image: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(image, tmp_path / "queue"))
-
-
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("segment", [0, 1, 2, -1])
 def test_damaged_ledger_repeats_deliveries_and_loses_no_message(

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from random import Random
 from typing import Any
 
 import pytest
 from fake_copies import DEAD, SOURCE, World
-from simloop import VirtualTimeLoop
+from fake_queue import run
 
 from raftq.client.admin.letter_filter import LetterFilter
 from raftq.client.common.errors import InvalidArgument, RaftqError
@@ -36,17 +36,6 @@ from raftq.node.queue.leader.copy_service import PARKED_S
 from raftq.node.storage.producers import Producers
 
 
-def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    loop = VirtualTimeLoop()
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run(main(), seconds_max=100_000)
-        assert not loop.unhandled, loop.unhandled
-    finally:
-        asyncio.set_event_loop(None)
-        loop.end()
-
-
 def test_letter_is_a_copy_with_the_facts_of_its_death() -> None:
     async def main() -> None:
         world = World(1)
@@ -71,7 +60,7 @@ def test_letter_is_a_copy_with_the_facts_of_its_death() -> None:
         assert list(world.made) == [DEAD]
         world.stop()
 
-    run(main)
+    run(main())
 
 
 def test_unreachable_target_holds_up_nobody_else() -> None:
@@ -96,7 +85,7 @@ def test_unreachable_target_holds_up_nobody_else() -> None:
         assert [record.value for record in world.records(DEAD)] == [b"a"]
         world.stop()
 
-    run(main)
+    run(main())
 
 
 def test_target_that_forgot_the_producer_gets_a_new_epoch_and_one_copy() -> None:
@@ -112,7 +101,7 @@ def test_target_that_forgot_the_producer_gets_a_new_epoch_and_one_copy() -> None
         assert [record.value for record in world.records(DEAD)] == [b"0", b"1", b"2"]
         world.stop()
 
-    run(main)
+    run(main())
 
 
 def test_expired_leases_become_letters_in_portions() -> None:
@@ -129,7 +118,7 @@ def test_expired_leases_become_letters_in_portions() -> None:
         assert values == [b"%04d" % number * 300 for number in range(count)]
         world.stop()
 
-    run(main)
+    run(main())
 
 
 def test_records_that_retention_took_before_their_copy_hold_up_nobody() -> None:
@@ -150,7 +139,7 @@ def test_records_that_retention_took_before_their_copy_hold_up_nobody() -> None:
         assert [record.value for record in world.records(DEAD)] == [b"b"]
         world.stop()
 
-    run(main)
+    run(main())
 
 
 def test_refused_letter_is_parked_and_holds_up_nobody() -> None:
@@ -192,7 +181,7 @@ def test_refused_letter_is_parked_and_holds_up_nobody() -> None:
         assert (one.counters["parked"], one.settled_offset, one.unsettled) == (0, 5, 0)
         world.stop()
 
-    run(main)
+    run(main())
 
 
 def test_parked_letter_is_tried_again_by_the_same_leader() -> None:
@@ -212,7 +201,7 @@ def test_parked_letter_is_tried_again_by_the_same_leader() -> None:
         assert [record.value for record in world.records(DEAD)] == [b"a"]
         world.stop()
 
-    run(main)
+    run(main())
 
 
 def test_parked_letter_that_retention_took_is_told_and_no_dead_letter(
@@ -238,7 +227,7 @@ def test_parked_letter_that_retention_took_is_told_and_no_dead_letter(
         assert (facts, one.settled_offset) == ([0, 1, 1, 1], 2)
         world.stop()
 
-    run(main)
+    run(main())
 
 
 def test_refused_redrive_stays_a_letter_and_the_others_go() -> None:
@@ -260,7 +249,7 @@ def test_refused_redrive_stays_a_letter_and_the_others_go() -> None:
         assert [record.value for record in world.records(SOURCE)[3:]] == [b"a", b"c", b"b"]
         world.stop()
 
-    run(main)
+    run(main())
 
 
 def test_browse_redrive_and_purge_with_filters_and_portions() -> None:
@@ -295,7 +284,7 @@ def test_browse_redrive_and_purge_with_filters_and_portions() -> None:
             await world.ask(world.more_handlers.dead_letters, DeadLetters(SOURCE, 0, "browse"))
         world.stop()
 
-    run(main)
+    run(main())
 
 
 def test_letter_whose_topic_is_no_more_stays() -> None:
@@ -320,7 +309,7 @@ def test_letter_whose_topic_is_no_more_stays() -> None:
         assert len(world.records(SOURCE)) == 2
         world.stop()
 
-    run(main)
+    run(main())
 
 
 def test_headers_at_their_limit_make_room_for_the_facts() -> None:
@@ -496,4 +485,4 @@ def test_one_letter_and_one_redrive_whatever_dies_when(
         story.judge()
         world.stop()
 
-    run(main)
+    run(main())

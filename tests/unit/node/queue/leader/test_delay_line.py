@@ -2,12 +2,12 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 from fake_partition_logs import FakePartition
-from simloop import VirtualTimeLoop
+from fake_queue import run
 
 from raftq.client.common.errors import DiskFull, NotEnoughReplicas, NotLeader
 from raftq.client.common.tasks import sleep
@@ -17,17 +17,6 @@ from raftq.node.queue.leader import delay_firing, delay_reclaim
 from raftq.node.queue.leader.delay_line import DelayLine
 
 WALL_MS = 1_700_000_000_000
-
-
-def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    loop = VirtualTimeLoop()
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run(main(), seconds_max=100_000)
-        assert not loop.unhandled, loop.unhandled
-    finally:
-        asyncio.set_event_loop(None)
-        loop.end()
 
 
 def wall_ms() -> int:
@@ -93,7 +82,7 @@ def test_records_fire_at_their_tick_with_all_they_have_and_never_early() -> None
         assert line.counts.late_ms_max <= 13
         line.stop()
 
-    run(main)
+    run(main())
 
 
 def test_only_replicated_records_fire() -> None:
@@ -108,7 +97,7 @@ def test_only_replicated_records_fire() -> None:
         assert [one for one, _ in fired(partition, readable=False)] == [0]
         line.stop()
 
-    run(main)
+    run(main())
 
 
 def test_nothing_fires_while_too_few_replicas_are_in_sync_or_the_disk_is_full() -> None:
@@ -127,7 +116,7 @@ def test_nothing_fires_while_too_few_replicas_are_in_sync_or_the_disk_is_full() 
         assert sorted(one for one, _ in fired(partition)) == [0, 1, 2]
         line.stop()
 
-    run(main)
+    run(main())
 
 
 def _full(batch: bytearray) -> int:
@@ -155,7 +144,7 @@ def test_cancelled_record_is_never_seen_and_the_answer_waits_for_replication() -
         assert await again == [1]
         line.stop()
 
-    run(main)
+    run(main())
 
 
 def test_cancel_that_races_the_firing_is_told_who_won() -> None:
@@ -172,7 +161,7 @@ def test_cancel_that_races_the_firing_is_told_who_won() -> None:
             assert sorted(gone + came) == list(range(20))
             line.stop()
 
-    run(main)
+    run(main())
 
 
 def test_listing_is_in_due_order_with_values() -> None:
@@ -191,7 +180,7 @@ def test_listing_is_in_due_order_with_values() -> None:
         assert await line.find(10_000) == []
         line.stop()
 
-    run(main)
+    run(main())
 
 
 def test_packed_and_big_batches_fire_in_any_order() -> None:
@@ -216,7 +205,7 @@ def test_packed_and_big_batches_fire_in_any_order() -> None:
         assert dict(found) == expected
         line.stop()
 
-    run(main)
+    run(main())
 
 
 def test_new_leader_waits_until_everything_old_is_replicated() -> None:
@@ -240,7 +229,7 @@ def test_new_leader_waits_until_everything_old_is_replicated() -> None:
         with pytest.raises(NotLeader):
             await line.cancel([0])
 
-    run(main)
+    run(main())
 
 
 def test_unreadable_record_waits_for_repair_and_holds_up_nobody(
@@ -266,7 +255,7 @@ def test_unreadable_record_waits_for_repair_and_holds_up_nobody(
         assert [record.value for _, record in fired(partition)] == [b"good", b"bad" * 10]
         line.stop()
 
-    run(main)
+    run(main())
 
 
 def test_log_is_cut_when_everything_has_fired() -> None:
@@ -283,7 +272,7 @@ def test_log_is_cut_when_everything_has_fired() -> None:
         assert len(fired(partition)) == 4_000
         line.stop()
 
-    run(main)
+    run(main())
 
 
 def test_long_pending_records_do_not_keep_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +309,7 @@ def test_long_pending_records_do_not_keep_the_log(monkeypatch: pytest.MonkeyPatc
         assert {record.value for one, record in records if one in late} == {b"0007" * 250}
         line.stop()
 
-    run(main)
+    run(main())
 
 
 def test_prefix_goes_only_when_what_was_stored_again_is_replicated(
@@ -354,7 +343,7 @@ def test_prefix_goes_only_when_what_was_stored_again_is_replicated(
         assert len(await line.listed(0, 100)) == 12
         line.stop()
 
-    run(main)
+    run(main())
 
 
 def test_data_that_was_lost_after_its_mark_fires_again_once() -> None:
@@ -384,7 +373,7 @@ def test_data_that_was_lost_after_its_mark_fires_again_once() -> None:
             partition.end_epoch()
         assert sorted(one for one, _ in fired(partition)) == list(range(5))
 
-    run(main)
+    run(main())
 
 
 def test_ids_that_the_data_log_knows_are_never_given_to_others() -> None:
@@ -406,7 +395,7 @@ def test_ids_that_the_data_log_knows_are_never_given_to_others() -> None:
         assert [record.value for _, record in fired(partition)][-1] == b"new"
         line.stop()
 
-    run(main)
+    run(main())
 
 
 class Story:
@@ -532,4 +521,4 @@ def test_each_record_fires_exactly_once_whatever_leader_dies_when(
         story.line.stop()
         await asyncio.gather(*story.tasks)
 
-    run(main)
+    run(main())

@@ -1,28 +1,16 @@
 """Delayed records on one real node, through its sockets."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from real_node import address, connect, run, running
+from real_node import node_with_topic, run
 
-from raftq import aio
 from raftq.client.net.connection import Connection
 from raftq.client.wire import queue_messages as wire
 from raftq.client.wire.batch import decode, encode
 from raftq.client.wire.messages import Fetch, FetchPartition, Produce
-from raftq.node.app import Node, wall_ms
-
-
-@asynccontextmanager
-async def node_with_topic(directory: Path, seed: int = 1) -> AsyncIterator[tuple[Node, Connection]]:
-    async with running(directory, seed) as node, await connect(node) as connection:
-        if seed == 1:
-            async with aio.Admin(address(node)) as admin:
-                await admin.create_topic("orders", partitions=1, replication=1)
-        yield node, connection
+from raftq.node.app import wall_ms
 
 
 async def delay(connection: Connection, values: list[bytes], delays_ms: list[int]) -> int:

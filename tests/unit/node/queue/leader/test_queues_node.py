@@ -1,12 +1,11 @@
 """A queue on one real node, through its sockets: what a worker and a reader ask of it."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from real_node import address, connect, run, running, until
+from real_node import address, connect, node_with_topic, run, until
 
 from raftq import aio
 from raftq.client.net.connection import Connection
@@ -14,14 +13,7 @@ from raftq.client.wire import queue_messages as wire
 from raftq.client.wire.batch import decode
 from raftq.node.app import Node
 
-
-@asynccontextmanager
-async def queue_of(directory: Path, seed: int = 1) -> AsyncIterator[tuple[Node, Connection]]:
-    async with running(directory, seed) as node, await connect(node) as connection:
-        if seed == 1:
-            async with aio.Admin(address(node)) as admin:
-                await admin.create_topic("orders", partitions=2, replication=1)
-        yield node, connection
+queue_of = partial(node_with_topic, partitions=2)
 
 
 async def publish(node: Node, *values: bytes, partition: int = 0) -> None:

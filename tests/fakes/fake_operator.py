@@ -1,4 +1,4 @@
-"""An operator of a cluster that is only noted: moves arrive after a few looks."""
+"""A fake operator: it notes every change, and a move arrives after a few looks."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -10,15 +10,17 @@ Key = tuple[str, int]
 LOOKS = 2
 
 
-class NotedOperator:
-    """Nodes in `gone()` are neither in sync nor lead. `story` has every change."""
+class FakeOperator:
+    """An Operator without a cluster. Nodes in `gone()` are not in sync and do not lead.
+
+    `story` has every change."""
 
     def __init__(
-        self, partition_keys: Mapping[Key, PartitionView], gone: Callable[[], set[int]]
+        self, partitions: Mapping[Key, PartitionView], gone: Callable[[], set[int]]
     ) -> None:
-        self.known = dict(partition_keys)
+        self.known = dict(partitions)
         self.config: dict[str, dict[str, Detail]] = {
-            name: {"fsync": "always", "retention_ms": 7} for name, _ in partition_keys
+            name: {"fsync": "always", "retention_ms": 7} for name, _ in partitions
         }
         self.story: list[str] = []
         self.index = 0
@@ -31,13 +33,13 @@ class NotedOperator:
             if looks <= 1:
                 del self._under_way[key]
                 self.known[key] = replace(self.known[key], replicas=target, moves=False)
-        return {key: self._now(place) for key, place in self.known.items()}
+        return {key: self._now(view) for key, view in self.known.items()}
 
-    def _now(self, place: PartitionView) -> PartitionView:
+    def _now(self, view: PartitionView) -> PartitionView:
         gone = self._gone()
-        isr = tuple(one for one in place.replicas if one not in gone)
-        leader = place.leader if place.leader in isr else next(iter(isr), None)
-        return replace(place, isr=isr, leader=leader)
+        isr = tuple(node for node in view.replicas if node not in gone)
+        leader = view.leader if view.leader in isr else next(iter(isr), None)
+        return replace(view, isr=isr, leader=leader)
 
     def settings(self, topic: str) -> Mapping[str, Detail]:
         if topic not in self.config:
@@ -74,7 +76,7 @@ class NotedOperator:
     def delete(self, topic: str) -> None:
         self._note(f"delete {topic}")
         del self.config[topic]
-        self.known = {key: one for key, one in self.known.items() if key[0] != topic}
+        self.known = {key: view for key, view in self.known.items() if key[0] != topic}
 
     def _note(self, text: str) -> None:
         self.index += 1
