@@ -53,7 +53,7 @@ def raftq(
             "-b",
             metavar="HOST:PORT",
             envvar=VARIABLE,
-            help="Any node of the cluster, or several by comma.",
+            help="Any node of the cluster, or several with commas.",
         ),
     ] = DEFAULT,
     show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,

@@ -35,7 +35,7 @@ Bootstrap = Annotated[
         metavar="HOST:PORT",
         callback=_nearest,
         show_default=False,
-        help=f"Any node of the cluster, or several by comma. [{VARIABLE}, {DEFAULT}]",
+        help=f"Any node of the cluster, or several with commas. [{VARIABLE}, {DEFAULT}]",
     ),
 ]
 ANY: Any = None  # the option's callback puts the address in its place

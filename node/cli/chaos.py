@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
 SEEDS = 1_000_000
 
-chaos_app = typer.Typer(no_args_is_help=True, help="Break clusters of its own, and judge them.")
+chaos_app = typer.Typer(no_args_is_help=True, help="Break new clusters on purpose, and judge them.")
 
-Out = Annotated[Path, typer.Option(metavar="DIR", help="For reports, and what failed runs leave.")]
+Out = Annotated[
+    Path, typer.Option(metavar="DIR", help="The directory for reports and the data of failed runs.")
+]
 Seed = Annotated[
-    int | None, typer.Option(min=0, help="Of every choice; a new one otherwise, which is told.")
+    int | None, typer.Option(min=0, help="The seed of all random choices; a new one is printed.")
 ]
 OUT = Path(".chaos")
 
@@ -55,11 +57,11 @@ def list_(output: Output = Format.table) -> None:
 @chaos_app.command()
 def run(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME...", help="Of scenarios, see `list`.")
+        list[str] | None, typer.Argument(metavar="NAME...", help="Names of scenarios, see `list`.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All scenarios.")] = False,
     seed: Seed = None,
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="So many at a time.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="How many scenarios run at a time.")] = 1,
     out: Out = OUT,
     output: Output = Format.table,
 ) -> None:
@@ -75,8 +77,8 @@ def run(
 
 @chaos_app.command()
 def soak(
-    minutes: Annotated[float, typer.Option(min=0.2, max=10_000, help="How long.")] = 30.0,
-    nodes: Annotated[int, typer.Option(min=3, max=9, help="How many.")] = 3,
+    minutes: Annotated[float, typer.Option(min=0.2, max=10_000, help="How many minutes.")] = 30.0,
+    nodes: Annotated[int, typer.Option(min=3, max=9, help="The number of nodes.")] = 3,
     seed: Seed = None,
     out: Out = OUT,
     output: Output = Format.table,
@@ -96,7 +98,9 @@ def soak(
 
 @chaos_app.command()
 def failover(
-    kills: Annotated[int, typer.Option(min=1, max=10_000, help="Of each kind.")] = 100,
+    kills: Annotated[
+        int, typer.Option(min=1, max=10_000, help="How many kills of each kind.")
+    ] = 100,
     seed: Seed = None,
     out: Out = OUT,
     output: Output = Format.table,

@@ -18,7 +18,7 @@ from raftq.node.cli.output import (
 )
 from raftq.node.cli.topic import Topic, partitions_table, topic_json
 
-cluster_app = typer.Typer(no_args_is_help=True, help="Run a cluster here; look after any cluster.")
+cluster_app = typer.Typer(no_args_is_help=True, help="Run a local cluster; manage any cluster.")
 cluster_app.command()(local.up)
 cluster_app.command()(local.kill)
 cluster_app.command()(local.restart)
@@ -64,7 +64,7 @@ def nodes(bootstrap: Bootstrap = ANY, output: Output = Format.table) -> None:
 
 @cluster_app.command()
 def partitions(
-    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Only this one.")] = None,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Only this topic.")] = None,
     bootstrap: Bootstrap = ANY,
     output: Output = Format.table,
 ) -> None:
@@ -80,8 +80,10 @@ def partitions(
 @cluster_app.command()
 def move(
     topic: Topic,
-    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0, help="Which one.")],
-    replicas: Annotated[str, typer.Argument(metavar="NODE,NODE", help="The leader first.")],
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0, help="The partition.")],
+    replicas: Annotated[
+        str, typer.Argument(metavar="NODE,NODE", help="The nodes, the preferred leader first.")
+    ],
     bootstrap: Bootstrap = ANY,
     output: Output = Format.table,
 ) -> None:
@@ -99,7 +101,7 @@ def move(
 def drain(
     node_id: Node,
     force: Annotated[
-        bool, typer.Option("--force", help="Even if a partition cannot be written then.")
+        bool, typer.Option("--force", help="Even if a partition can then not be written.")
     ] = False,
     bootstrap: Bootstrap = ANY,
     output: Output = Format.table,
@@ -122,7 +124,7 @@ def undrain(node_id: Node, bootstrap: Bootstrap = ANY, output: Output = Format.t
 def decommission(
     node_id: Node,
     force: Annotated[
-        bool, typer.Option("--force", help="Even if a partition cannot be written then.")
+        bool, typer.Option("--force", help="Even if a partition can then not be written.")
     ] = False,
     bootstrap: Bootstrap = ANY,
     output: Output = Format.table,

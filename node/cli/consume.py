@@ -62,7 +62,8 @@ class StartPoint:
 def consume(  # noqa: PLR0913 - what can be said about reading
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The name of the topic.")],
     partition: Annotated[
-        list[int] | None, typer.Option("-p", "--partition", min=0, help="May be repeated.")
+        list[int] | None,
+        typer.Option("-p", "--partition", min=0, help="Only this partition; may be repeated."),
     ] = None,
     start: Annotated[
         str,
@@ -72,13 +73,17 @@ def consume(  # noqa: PLR0913 - what can be said about reading
             help="earliest, latest, an offset, a time (2026-01-31T12:00:00Z) or an age (15m).",
         ),
     ] = "earliest",
-    most: Annotated[int | None, typer.Option("-n", "--max", min=1, help="Then stop.")] = None,
+    most: Annotated[
+        int | None, typer.Option("-n", "--max", min=1, help="Stop after this many.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more, until Ctrl-C.")] = False,
     group: Annotated[
-        str | None, typer.Option("-g", "--group", help="Share partitions and go on where it was.")
+        str | None,
+        typer.Option("-g", "--group", help="Read as a member of this group, from its positions."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.1, max=86400, help="Seconds without a record: an error.")
+        float,
+        typer.Option(min=0.1, max=86400, help="Fail after this many seconds without a record."),
     ] = 30.0,
     bootstrap: Bootstrap = ANY,
     output: Annotated[

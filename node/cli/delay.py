@@ -21,7 +21,7 @@ from raftq.node.cli.output import (
     report,
 )
 
-delay_app = typer.Typer(no_args_is_help=True, help="Delayed records: look, cancel, count.")
+delay_app = typer.Typer(no_args_is_help=True, help="Delayed records: show, cancel, count.")
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The name of the topic.")]
 
@@ -29,9 +29,9 @@ Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The name of the top
 @delay_app.command(name="list")
 def list_delayed(
     topic: Topic,
-    most: Annotated[int, typer.Option("-n", "--max", min=1, help="At most so many.")] = 100,
+    most: Annotated[int, typer.Option("-n", "--max", min=1, help="At most this many.")] = 100,
     partition: Annotated[
-        int | None, typer.Option("-p", "--partition", min=0, help="Of this one.")
+        int | None, typer.Option("-p", "--partition", min=0, help="Only this partition.")
     ] = None,
     bootstrap: Bootstrap = ANY,
     output: Output = Format.table,
@@ -62,7 +62,9 @@ def list_delayed(
 def cancel(
     topic: Topic,
     partition: Annotated[int, typer.Argument(min=0)],
-    offsets: Annotated[list[int], typer.Argument(help="As `list` and `produce` tell them.")],
+    offsets: Annotated[
+        list[int], typer.Argument(help="Offsets, as `list` and `produce` print them.")
+    ],
     bootstrap: Bootstrap = ANY,
     output: Output = Format.table,
 ) -> None:

@@ -27,17 +27,24 @@ if TYPE_CHECKING:
     from raftq.client.admin.results import DeadLetter
     from raftq.client.sync.admin import Admin
 
-dlq_app = typer.Typer(no_args_is_help=True, help="Dead letters: look, send back, forget.")
+dlq_app = typer.Typer(no_args_is_help=True, help="Dead letters: show, send back, delete.")
 
 Topic = Annotated[
-    str, typer.Argument(metavar="TOPIC", help="Whose dead letters; not the name of their topic.")
+    str,
+    typer.Argument(metavar="TOPIC", help="The source topic, not the topic of the dead letters."),
 ]
-Group = Annotated[str | None, typer.Option("-g", "--group", help="Those of this group.")]
-Reason = Annotated[str | None, typer.Option(help="Those that failed for this reason.")]
-Key = Annotated[str | None, typer.Option(help="Those with this key.")]
-Since = Annotated[str | None, typer.Option(metavar="TIME", help="Those that died since then.")]
-Until = Annotated[str | None, typer.Option(metavar="TIME", help="Those that died before.")]
-Partition = Annotated[int | None, typer.Option("-p", "--partition", min=0, help="Of this one.")]
+Group = Annotated[str | None, typer.Option("-g", "--group", help="Only letters of this group.")]
+Reason = Annotated[str | None, typer.Option(help="Only letters with this reason.")]
+Key = Annotated[str | None, typer.Option(help="Only letters with this key.")]
+Since = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Only letters that died since this time.")
+]
+Until = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Only letters that died before this time.")
+]
+Partition = Annotated[
+    int | None, typer.Option("-p", "--partition", min=0, help="Only this partition.")
+]
 
 
 def _which(
@@ -61,7 +68,7 @@ def _which(
 @dlq_app.command(name="list")
 def list_letters(  # noqa: PLR0913 - what letters can be found by
     topic: Topic,
-    most: Annotated[int, typer.Option("-n", "--max", min=1, help="At most so many.")] = 100,
+    most: Annotated[int, typer.Option("-n", "--max", min=1, help="At most this many.")] = 100,
     group: Group = None,
     reason: Reason = None,
     key: Key = None,
@@ -94,8 +101,12 @@ def list_letters(  # noqa: PLR0913 - what letters can be found by
 @dlq_app.command()
 def redrive(  # noqa: PLR0913
     topic: Topic,
-    most: Annotated[int | None, typer.Option("-n", "--max", min=1, help="At most so many.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.01, help="At most so many a second.")] = None,
+    most: Annotated[
+        int | None, typer.Option("-n", "--max", min=1, help="At most this many.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.01, help="At most this many records a second.")
+    ] = None,
     group: Group = None,
     reason: Reason = None,
     key: Key = None,
@@ -115,8 +126,10 @@ def redrive(  # noqa: PLR0913
 @dlq_app.command()
 def purge(  # noqa: PLR0913
     topic: Topic,
-    yes: Annotated[bool, typer.Option("--yes", help="Really.")] = False,
-    most: Annotated[int | None, typer.Option("-n", "--max", min=1, help="At most so many.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    most: Annotated[
+        int | None, typer.Option("-n", "--max", min=1, help="At most this many.")
+    ] = None,
     group: Group = None,
     reason: Reason = None,
     key: Key = None,
@@ -129,7 +142,7 @@ def purge(  # noqa: PLR0913
     """Forget dead letters for good."""
     which = _which(group, reason, key, since, until, partition)
     if not yes:
-        raise InvalidArgument("this forgets dead letters for good; say --yes if it should")
+        raise InvalidArgument("this deletes dead letters for good; confirm it with --yes")
     with open_admin(bootstrap) as admin:
         count = admin.purge(topic, most, which)
     report(output, "purged", count, "dead letters forgotten")

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-group_app = typer.Typer(no_args_is_help=True, help="Look at groups, move them, forget them.")
+group_app = typer.Typer(
+    no_args_is_help=True, help="Show groups, reset their positions, delete them."
+)
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The name of the group.")]
 
@@ -85,7 +87,7 @@ def describe(group: Group, bootstrap: Bootstrap = ANY, output: Output = Format.t
 @group_app.command()
 def reset(  # noqa: PLR0913 - what can be said about it
     group: Group,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="In this topic.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The name of the topic.")],
     to: Annotated[
         str,
         typer.Option(
@@ -94,9 +96,9 @@ def reset(  # noqa: PLR0913 - what can be said about it
         ),
     ],
     partition: Annotated[
-        int | None, typer.Option("-p", "--partition", min=0, help="This one only.")
+        int | None, typer.Option("-p", "--partition", min=0, help="Only this partition.")
     ] = None,
-    force: Annotated[bool, typer.Option(help="Also while members read.")] = False,
+    force: Annotated[bool, typer.Option(help="Even while the group has members.")] = False,
     bootstrap: Bootstrap = ANY,
     output: Output = Format.table,
 ) -> None:
@@ -122,7 +124,7 @@ def reset(  # noqa: PLR0913 - what can be said about it
 @group_app.command()
 def delete(
     group: Group,
-    yes: Annotated[bool, typer.Option("--yes", help="Really.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
     bootstrap: Bootstrap = ANY,
 ) -> None:
     """Forget a group without members: its positions, and what it has settled."""

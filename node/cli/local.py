@@ -38,13 +38,17 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Data = Annotated[str, typer.Option("--data", metavar="DIR", help="The cluster's directory.")]
 NodeId = Annotated[int, typer.Argument(metavar="NODE", min=1, help="The number of the node.")]
-Wait = Annotated[float, typer.Option("--wait", min=0.1, max=3600, help="Seconds to be ready in.")]
+Wait = Annotated[
+    float,
+    typer.Option("--wait", min=0.1, max=3600, help="Fail if it takes more seconds than this."),
+]
 
 
 def up(  # noqa: PLR0913 - what can be said about a cluster
-    nodes: Annotated[int, typer.Option(min=1, max=32, help="How many.")] = 3,
+    nodes: Annotated[int, typer.Option(min=1, max=32, help="The number of nodes.")] = 3,
     data: Annotated[
-        str | None, typer.Option(metavar="DIR", help="A new temporary one otherwise.")
+        str | None,
+        typer.Option(metavar="DIR", help="The directory; without it, a new temporary one."),
     ] = None,
     port: Annotated[
         int | None,

@@ -16,25 +16,39 @@ Text = str | None
 
 
 def node(  # noqa: PLR0913 - what can be said about a node
-    config: Annotated[Text, typer.Option(metavar="FILE", help="Its settings, as TOML.")] = None,
-    node_id: Annotated[Text, typer.Option(metavar="N", help="Unique in the cluster.")] = None,
-    data_dir: Annotated[Text, typer.Option(metavar="DIR", help="Where it keeps all.")] = None,
-    cluster_id: Annotated[Text, typer.Option(metavar="NAME", help="Same on all nodes.")] = None,
+    config: Annotated[Text, typer.Option(metavar="FILE", help="The settings, as TOML.")] = None,
+    node_id: Annotated[
+        Text, typer.Option(metavar="N", help="The id of the node, unique in the cluster.")
+    ] = None,
+    data_dir: Annotated[
+        Text, typer.Option(metavar="DIR", help="The directory for all data.")
+    ] = None,
+    cluster_id: Annotated[Text, typer.Option(metavar="NAME", help="The same on all nodes.")] = None,
     secret_file: Annotated[Text, typer.Option(metavar="FILE", help="The shared secret.")] = None,
-    advertised_host: Annotated[Text, typer.Option(metavar="HOST", help="As others see it.")] = None,
-    native: Annotated[Text, typer.Option(metavar="HOST:PORT", help="For clients.")] = None,
-    http: Annotated[Text, typer.Option(metavar="HOST:PORT", help="REST; none for none.")] = None,
-    raft: Annotated[Text, typer.Option(metavar="HOST:PORT", help="For the metadata.")] = None,
-    voters: Annotated[Text, typer.Option(metavar="N=HOST:PORT,...", help="Raft's.")] = None,
-    seeds: Annotated[Text, typer.Option(metavar="HOST:PORT,...", help="Native ones.")] = None,
-    rack: Annotated[Text, typer.Option(help="What fails together.")] = None,
+    advertised_host: Annotated[
+        Text, typer.Option(metavar="HOST", help="The host name for other nodes and clients.")
+    ] = None,
+    native: Annotated[
+        Text, typer.Option(metavar="HOST:PORT", help="The address for clients.")
+    ] = None,
+    http: Annotated[
+        Text, typer.Option(metavar="HOST:PORT", help="The address for REST; none switches it off.")
+    ] = None,
+    raft: Annotated[Text, typer.Option(metavar="HOST:PORT", help="The address for Raft.")] = None,
+    voters: Annotated[
+        Text, typer.Option(metavar="N=HOST:PORT,...", help="The voters of Raft.")
+    ] = None,
+    seeds: Annotated[
+        Text, typer.Option(metavar="HOST:PORT,...", help="Native addresses of other nodes.")
+    ] = None,
+    rack: Annotated[Text, typer.Option(help="Nodes of one rack may fail together.")] = None,
     log_level: Annotated[Text, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[Text, typer.Option(help="text or json.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting.")
     ] = None,
     ready_file: Annotated[
-        Text, typer.Option(metavar="FILE", help="Written once the node serves.")
+        Text, typer.Option(metavar="FILE", help="Written when the node serves.")
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only check the settings.")] = False,
 ) -> None:

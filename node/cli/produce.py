@@ -120,7 +120,7 @@ def produce(  # noqa: PLR0913 - what can be said about records
         str | None, typer.Option(metavar="FILE", help="Send the lines of this file.")
     ] = None,
     count: Annotated[
-        int | None, typer.Option(min=1, max=10**12, help="Generate so many records.")
+        int | None, typer.Option(min=1, max=10**12, help="Generate this many records.")
     ] = None,
     size: Annotated[
         int, typer.Option(min=1, max=VALUE_BYTES_MAX, help="Bytes of a generated value.")
@@ -131,16 +131,21 @@ def produce(  # noqa: PLR0913 - what can be said about records
         str, typer.Option(help="critical, high, normal, low, background, or 0-4.")
     ] = "normal",
     partition: Annotated[
-        int | None, typer.Option("-p", "--partition", min=0, help="This one only.")
+        int | None, typer.Option("-p", "--partition", min=0, help="Only this partition.")
     ] = None,
     delay: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Hide them for so long, like 1h30m.")
+        str | None,
+        typer.Option(metavar="DURATION", help="Delay the records by this time, like 1h30m."),
     ] = None,
     deliver_at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Hide them until 2026-01-31T12:00:00Z.")
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Delay the records until a time, like 2026-01-31T12:00:00Z."
+        ),
     ] = None,
     ttl: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Queues drop them after so long.")
+        str | None,
+        typer.Option(metavar="DURATION", help="Queues drop the records after this time."),
     ] = None,
     acks: Annotated[str, typer.Option(help="all, leader or none.")] = "all",
     linger_ms: Annotated[int, typer.Option(min=0, help="Wait for more records.")] = 5,

@@ -82,7 +82,9 @@ def tail(
     count: Count = 10,
     follow: Annotated[
         bool,
-        typer.Option("--follow", help="Keep the queue open and show delayed ones as they come."),
+        typer.Option(
+            "--follow", help="Keep the queue open and show delayed messages when they are due."
+        ),
     ] = False,
     output: Output = Format.table,
 ) -> None:
@@ -111,7 +113,7 @@ def enqueue(  # noqa: PLR0913 - what can be said about a message
     ttl: Annotated[float | None, typer.Option(help="Seconds it lives once it is due.")] = None,
     header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be repeated.")] = None,
     dedup_id: Annotated[
-        str | None, typer.Option(help="Adds nothing when it was seen lately.")
+        str | None, typer.Option(help="Add nothing if this id was used lately.")
     ] = None,
     output: Output = Format.table,
 ) -> None:
@@ -153,7 +155,9 @@ def dequeue(
     directory: Directory,
     count: Count = 1,
     group: Group = DEFAULT_GROUP,
-    ack: Annotated[bool, typer.Option(help="Ack after printing, or give back.")] = True,
+    ack: Annotated[
+        bool, typer.Option(help="Ack the messages after printing, or give them back.")
+    ] = True,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the next message.")] = 0.0,
     output: Output = Format.table,
 ) -> None:
@@ -172,17 +176,17 @@ def dequeue(
 @queue_app.command()
 def dlq(
     directory: Directory,
-    redrive: Annotated[bool, typer.Option("--redrive", help="Put them back.")] = False,
-    purge: Annotated[bool, typer.Option("--purge", help="Forget all of them.")] = False,
-    reason: Annotated[str | None, typer.Option(help="Only those with this reason.")] = None,
+    redrive: Annotated[bool, typer.Option("--redrive", help="Put the dead letters back.")] = False,
+    purge: Annotated[bool, typer.Option("--purge", help="Delete all dead letters.")] = False,
+    reason: Annotated[str | None, typer.Option(help="Only letters with this reason.")] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most so many; 100 for a list.")
+        int | None, typer.Option(min=1, help="At most this many; the default for a list is 100.")
     ] = None,
     output: Output = Format.table,
 ) -> None:
     """List the dead letters, or put them back, or forget them."""
     if purge and (redrive or reason is not None or limit is not None):
-        raise InvalidArgument("--purge forgets all dead letters and takes no other option")
+        raise InvalidArgument("--purge deletes all dead letters and takes no other option")
     with _open(directory) as queue:
         if purge:
             report(output, "purged", queue.purge_dead_letters(), "dead letters purged")

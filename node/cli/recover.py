@@ -20,12 +20,14 @@ STRANDS = ("data", "ledger", "delays")
 
 
 def recover(
-    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Only this one.")] = None,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Only this topic.")] = None,
     partition: Annotated[
-        int | None, typer.Argument(metavar="PARTITION", min=0, help="Only this one.")
+        int | None, typer.Argument(metavar="PARTITION", min=0, help="Only this partition.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would be done.")
+    ] = False,
     bootstrap: Bootstrap = ANY,
     output: Output = Format.table,
 ) -> None:

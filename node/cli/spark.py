@@ -55,10 +55,10 @@ def archive(  # noqa: PLR0913 - the options of a command
     topics: Topics = "",
     pattern: Pattern = "",
     per_batch: Annotated[
-        int, typer.Option("--batch", min=1, help="Records that become safe at once.")
+        int, typer.Option("--batch", min=1, help="Records per micro-batch.")
     ] = 2_000_000,
     skip_lost: Annotated[
-        bool, typer.Option("--skip-lost", help="Go on after what retention took unread.")
+        bool, typer.Option("--skip-lost", help="Continue if retention has removed unread records.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
     master: Master = "",
@@ -88,8 +88,12 @@ def replay(  # noqa: PLR0913
     to: Annotated[str, typer.Option("--to", help="Another topic to write to.")] = "",
     since: Since = None,
     until: Until = None,
-    rate: Annotated[int, typer.Option("--rate", min=0, help="Records a second; 0: any.")] = 0,
-    write_id: Annotated[str, typer.Option("--id", help="A repetition writes nothing twice.")] = "",
+    rate: Annotated[
+        int, typer.Option("--rate", min=0, help="Records a second; 0 means no limit.")
+    ] = 0,
+    write_id: Annotated[
+        str, typer.Option("--id", help="A name for this write: a repetition writes nothing twice.")
+    ] = "",
     master: Master = "",
     bootstrap: Bootstrap = ANY,
     output: Output = Format.table,

@@ -38,7 +38,10 @@ def create(
     topic: NewTopic,
     partitions: Annotated[int, typer.Option("-p", "--partitions", min=1, max=4096)] = 3,
     replication: Annotated[
-        int, typer.Option("-r", "--replication", min=0, max=16, help="0: as many as sensible.")
+        int,
+        typer.Option(
+            "-r", "--replication", min=0, max=16, help="Copies; 0 means a sensible number."
+        ),
     ] = 0,
     config: Config = None,
     bootstrap: Bootstrap = ANY,
@@ -121,7 +124,7 @@ def alter(
 def add_partitions(
     topic: Topic,
     total: Annotated[
-        int, typer.Argument(metavar="TOTAL", min=1, max=4096, help="How many there are then.")
+        int, typer.Argument(metavar="TOTAL", min=1, max=4096, help="The new number of partitions.")
     ],
     bootstrap: Bootstrap = ANY,
     output: Output = Format.table,

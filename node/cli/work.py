@@ -46,27 +46,37 @@ class CommandFailed(Exception):
 
 
 def work(  # noqa: PLR0913 - what can be said about working
-    topics: Annotated[str, typer.Argument(metavar="TOPIC", help="Or several, by comma.")],
+    topics: Annotated[
+        str, typer.Argument(metavar="TOPIC", help="A topic, or several with commas.")
+    ],
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- COMMAND...", help="Run for every record; else it is printed."),
+        typer.Argument(
+            metavar="-- COMMAND...", help="Run for every record; without it, print the record."
+        ),
     ] = None,
-    group: Annotated[str, typer.Option("-g", "--group", help="Whose work it is.")] = "",
+    group: Annotated[str, typer.Option("-g", "--group", help="The name of the group.")] = "",
     concurrency: Annotated[
-        int, typer.Option("-c", "--concurrency", min=1, max=1024, help="Commands at a time.")
+        int,
+        typer.Option(
+            "-c", "--concurrency", min=1, max=1024, help="How many commands run at a time."
+        ),
     ] = 1,
     visibility: Annotated[
         str, typer.Option(metavar="DURATION", help="How long the records of a dead worker wait.")
     ] = "30s",
     limit: Annotated[
-        str | None, typer.Option("--timeout", metavar="DURATION", help="End a command after it.")
+        str | None,
+        typer.Option("--timeout", metavar="DURATION", help="End a command after this time."),
     ] = None,
     reject_code: Annotated[
         int | None, typer.Option(min=1, max=255, help="This exit code makes a dead letter.")
     ] = None,
-    most: Annotated[int | None, typer.Option("-n", "--max", min=1, help="Then stop.")] = None,
+    most: Annotated[
+        int | None, typer.Option("-n", "--max", min=1, help="Stop after this many.")
+    ] = None,
     idle: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Stop when nothing came for so long.")
+        str | None, typer.Option(metavar="DURATION", help="Stop after this time without a record.")
     ] = None,
     bootstrap: Bootstrap = ANY,
     output: Annotated[
