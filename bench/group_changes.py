@@ -44,7 +44,7 @@ class Group:
     def __init__(self, found: Target, partitions: int, **settings: Any) -> None:
         self.partitions = partitions
         self.topic = found.create("group", partitions, NODES)
-        self._told = {"bootstrap": found.bootstrap, "topic": self.topic,
+        self._settings = {"bootstrap": found.bootstrap, "topic": self.topic,
                       "group": f"bench-{self.topic}", **settings}  # fmt: skip
         self._stack = ExitStack()
         self.processes: list[WorkerProcess] = []
@@ -57,13 +57,15 @@ class Group:
 
     def load(self) -> None:
         """Sends a record to each partition every PAUSE_S, from now on."""
-        (process,) = self._stack.enter_context(WorkerProcesses(1, "pace", **self._told)).processes
+        (process,) = self._stack.enter_context(
+            WorkerProcesses(1, "pace", **self._settings)
+        ).processes
         process.ask("begin_rounds", partitions=self.partitions, pause_s=PAUSE_S)
 
     def add_process(self) -> WorkerProcess:
         """Starts a process that can have members."""
         (process,) = self._stack.enter_context(
-            WorkerProcesses(1, "members", **self._told)
+            WorkerProcesses(1, "members", **self._settings)
         ).processes
         self.processes.append(process)
         return process

@@ -54,23 +54,23 @@ class Handling(Side):
 
     def slice(self, seconds: float) -> tuple[int, float]:
         start = time.perf_counter()
-        told = self._producer.ask("send", seconds=seconds, rate=RATE)
-        self.late_s = max(self.late_s, told["late_s"])
-        while self._worker.ask("count")["count"] < told["count"]:
+        sent = self._producer.ask("send", seconds=seconds, rate=RATE)
+        self.late_s = max(self.late_s, sent["late_s"])
+        while self._worker.ask("count")["count"] < sent["count"]:
             if time.perf_counter() > start + seconds + WAIT_S:
                 raise RequestTimeout(f"not all records are handled after {WAIT_S:g} s")
             time.sleep(POLL_S)
         self.ages += self._worker.ask("ages")["ages"]
-        return told["count"], time.perf_counter() - start
+        return sent["count"], time.perf_counter() - start
 
 
 def measure_latency(settings: ClusterSettings) -> list[Result]:
     with target(settings, NODES) as found, bare_nodes(found.directory, NODES) as port:
         topic = found.create("handler", PARTITIONS, NODES)
-        told: dict[str, Any] = {"bootstrap": found.bootstrap, "topic": topic}
+        where: dict[str, Any] = {"bootstrap": found.bootstrap, "topic": topic}
         with (
-            WorkerProcesses(1, "pace", **told) as producers,
-            WorkerProcesses(1, "handle", **told) as workers,
+            WorkerProcesses(1, "pace", **where) as producers,
+            WorkerProcesses(1, "handle", **where) as workers,
         ):
             ours = Handling(producers, workers)
             bare = BareLatency(port, bytes(encode(make_values(1), timestamps=NOW_MS)))

@@ -92,7 +92,7 @@ def _values(settings: ClusterSettings, reads: _Reads) -> list[Result]:
     timings = measure_sides(settings.base, sides)
     for name in ("value", "all columns"):
         same_answer(sides[name], sides["parquet"])
-    told = [cpu_note(name, side.cpu_us()) for name, side in sides.items()]
+    notes = [cpu_note(name, side.cpu_us()) for name, side in sides.items()]
     size = f"{reads.rows / 2**20:.2f} GiB, {PARTITIONS} partitions on 3 nodes"
     lines = [
         ("value", Bar("value", READ_MB_MIN), f"sum(crc32(value)) of {size}, columns=value"),
@@ -101,7 +101,7 @@ def _values(settings: ClusterSettings, reads: _Reads) -> list[Result]:
     ]
     results = []
     for side, bar, title in lines:
-        line = Line(figure="read", title=title, bar=bar, notes=told if bar else [])
+        line = Line(figure="read", title=title, bar=bar, notes=notes if bar else [])
         results.append(spark_result(settings.base, line, timings, "MB/s", BESIDE, side))
     return results
 

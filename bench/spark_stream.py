@@ -63,10 +63,10 @@ class Batch:
         return self.started + self.seconds
 
 
-def batch_of(told: Mapping[str, Any]) -> Batch:
+def batch_of(report: Mapping[str, Any]) -> Batch:
     """From the JSON of a StreamingQueryProgress."""
-    started = datetime.fromisoformat(told["timestamp"].replace("Z", "+00:00")).timestamp()
-    return Batch(started, told["durationMs"]["triggerExecution"] / 1000, told["numInputRows"])
+    started = datetime.fromisoformat(report["timestamp"].replace("Z", "+00:00")).timestamp()
+    return Batch(started, report["durationMs"]["triggerExecution"] / 1000, report["numInputRows"])
 
 
 def sustained(batches: Sequence[Batch]) -> tuple[int, float]:
@@ -222,9 +222,9 @@ def _watch(found: Field, seconds: float, rows: "DataFrame") -> list[Batch]:
 
 
 def note(query: "StreamingQuery", seen: dict[int, Batch]) -> None:
-    for told in query.recentProgress:
-        if told["numInputRows"]:
-            seen[told["batchId"]] = batch_of(told)
+    for report in query.recentProgress:
+        if report["numInputRows"]:
+            seen[report["batchId"]] = batch_of(report)
 
 
 def counted(seen: Mapping[int, Batch]) -> list[Batch]:

@@ -65,7 +65,7 @@ def check_offsets(history: History, final: Final) -> Iterator[Anomaly]:
         for partition_key, rows in final.logs.items()
         for offset, value in rows
     }
-    told: dict[tuple[PartitionKey, int], tuple[str, object]] = {}
+    seen: dict[tuple[PartitionKey, int], tuple[str, object]] = {}
     for operation in history.operations:
         if isinstance(operation, Publish):
             if (
@@ -78,7 +78,7 @@ def check_offsets(history: History, final: Final) -> Iterator[Anomaly]:
         elif not isinstance(operation, Receive | LeasedDelivery):
             continue
         key = (operation.partition_key, operation.offset or 0)
-        value, who = told.setdefault(key, (operation.value, operation))
+        value, who = seen.setdefault(key, (operation.value, operation))
         if value != operation.value:
             yield Anomaly("two values", f"{operation} and {who}")
         # check_records checks the offsets of acknowledged records.

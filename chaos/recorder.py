@@ -70,7 +70,7 @@ class Recorder(Client):
         found = self._routes.leader(*partition_key)
         if found is None:
             self._routes.request_refresh()
-            raise NotLeader(f"nobody leads {partition_key}")
+            raise NotLeader(f"{partition_key} has no leader")
         return found[1]
 
     async def _ask(

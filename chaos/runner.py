@@ -262,7 +262,7 @@ class Runner:
             grew = await self._do(self._world.operator.metadata_index) - before
             if not grew:
                 return
-        text = f"the metadata took {grew} entries in {rest_s:g} s in which nobody did anything"
+        text = f"the metadata log grew by {grew} entries in {rest_s:g} s without clients"
         self._trouble("restless", text)
 
     async def _judge(self) -> None:

@@ -61,12 +61,12 @@ class Watcher:
             except RaftqError:
                 await sleep(LOOK_S)  # the node is down or paused
 
-    def _note(self, node_id: int, told: MetadataReply) -> None:
-        if told.controller is not None and told.controller != self._controller:
+    def _note(self, node_id: int, reply: MetadataReply) -> None:
+        if reply.controller is not None and reply.controller != self._controller:
             if self._controller is not None:
-                self._timeline.mark(self._clock(), "leader", f"controller {told.controller}")
-            self._controller = told.controller
-        for topic in told.topics:
+                self._timeline.mark(self._clock(), "leader", f"controller {reply.controller}")
+            self._controller = reply.controller
+        for topic in reply.topics:
             for part in topic.partitions:
                 if part.leader is not None:
                     partition_key = (topic.topic, part.partition)

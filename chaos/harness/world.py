@@ -157,8 +157,8 @@ class ProxiedCluster:
             for topic in reply.topics:
                 for partition in topic.partitions:
                     known = newest.get((topic.topic, partition.partition), (-1, 0))
-                    told = (partition.epoch, 0 if partition.leader is None else partition.leader)
-                    newest[topic.topic, partition.partition] = max(known, told)
+                    answer = (partition.epoch, 0 if partition.leader is None else partition.leader)
+                    newest[topic.topic, partition.partition] = max(known, answer)
         return {
             partition_key: leader
             for partition_key, (_, leader) in sorted(newest.items())
@@ -177,8 +177,8 @@ class ProxiedCluster:
         return self.leaders().get((topic, partition))
 
     def controller(self) -> int | None:
-        told = Counter(one.controller for one in self._ask_all() if one.controller is not None)
-        return told.most_common(1)[0][0] if told else None
+        answers = Counter(one.controller for one in self._ask_all() if one.controller is not None)
+        return answers.most_common(1)[0][0] if answers else None
 
     # Actions of a World.
 

@@ -42,7 +42,7 @@ class MembershipListener(Protocol):
     """Acts on the answers of the coordinator."""
 
     def owned(self) -> tuple[Owned, ...]: ...
-    def told(self, reply: GroupHeartbeatReply) -> None: ...
+    def on_reply(self, reply: GroupHeartbeatReply) -> None: ...
     def lost(self, error: RaftqError | None) -> None: ...
     def refused(self, error: RaftqError) -> None: ...
 
@@ -114,7 +114,7 @@ class GroupMember:
             request = LeaveGroup(own.group, self.member_id, self.member_epoch)
             await self._coordinator.ask(request, LEAVE_S)
         except RaftqError as error:
-            logger.warning("group %s was not told of the end: %s", own.group, error)
+            logger.warning("group %s does not know of the end: %s", own.group, error)
 
     async def _run(self) -> None:
         while True:
@@ -128,8 +128,8 @@ class GroupMember:
             if reply is None:
                 continue  # it has something newer to send
             self._backoff.reset()
-            is_news = self._heard(reply, began)
-            self._listener.told(reply)
+            is_news = self._take_in(reply, began)
+            self._listener.on_reply(reply)
             if not is_news:
                 await self._until_next(began, reply.pending)
 
@@ -205,7 +205,7 @@ class GroupMember:
         except RaftqError as error:
             return error
 
-    def _heard(self, reply: GroupHeartbeatReply, began: float) -> bool:
+    def _take_in(self, reply: GroupHeartbeatReply, began: float) -> bool:
         """Takes in an answer; says whether it contains news."""
         self.member_id = reply.member_id
         self.member_epoch = reply.member_epoch
@@ -228,7 +228,7 @@ class GroupMember:
     async def _failed(self, error: RaftqError) -> None:
         is_out = isinstance(error, FencedGeneration | UnknownGroup)
         if is_out and self.member_epoch:
-            logger.warning("member %s lost its place: %s", self.member_id, error)
+            logger.warning("member %s lost its membership: %s", self.member_id, error)
             self.member_epoch = self.generation = 0
             self._listener.lost(error)
             if self._membership.instance_id is not None and self._loop.time() < self.session_end:

@@ -105,7 +105,7 @@ class OwnedPartitions:
     def owned(self) -> tuple[Owned, ...]:
         return tuple(Owned(*key) for key in self.holdings)
 
-    def told(self, reply: GroupHeartbeatReply) -> None:
+    def on_reply(self, reply: GroupHeartbeatReply) -> None:
         self._problem = None
         given = {(row.topic, row.partition): row.owner_epoch for row in reply.assigned}
         self._given = given
@@ -236,7 +236,7 @@ class OwnedPartitions:
         if self._loop.time() >= self.member.session_end:
             self.lost(None)
             self._positions.called = False
-        told, self._unpolled = self._unpolled, []
+        unpolled, self._unpolled = self._unpolled, []
         revoking = [key for key, one in self.holdings.items() if one.state == "revoking"]
         if self._commit_due:
             self._commit_due = False
@@ -245,7 +245,7 @@ class OwnedPartitions:
             self._tasks.spawn(self._commit_quietly(offsets, self._next_turn()))
         if self._problem is not None:
             raise copy_error(self._problem)
-        return told + revoking
+        return unpolled + revoking
 
     async def give_up(self, keys: Sequence[PartitionKey]) -> None:
         """The application knows that it loses these: stores their positions and gives them up."""
@@ -434,9 +434,7 @@ class OwnedPartitions:
         if self.is_polling or self._loop.time() < self.polled_at + patience_s:
             self._arm_patience()
         else:
-            logger.warning(
-                "nobody polled for %g s: %d partitions are given up", patience_s, len(keys)
-            )
+            logger.warning("no poll for %g s: %d partitions are given up", patience_s, len(keys))
             self._tasks.spawn(self._abandon(keys))
 
     async def _abandon(self, keys: list[PartitionKey]) -> None:

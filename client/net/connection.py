@@ -123,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         self._abandoned: dict[int, None] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = float("inf")
-        self._heard = False  # data came since the last beat
+        self._received = False  # data came since the last beat
         self._pinged = False
         self._beating: asyncio.TimerHandle | None = None
 
@@ -338,8 +338,8 @@ class Connection(asyncio.BufferedProtocol):
     def _beat(self) -> None:
         """Sends a ping if nothing came, and gives up if nothing comes after that."""
         seconds = self.options.ping_ms / 1000
-        if self._heard:
-            self._heard = self._pinged = False
+        if self._received:
+            self._received = self._pinged = False
         elif self._pinged:
             self._lose(f"the node was silent for {2 * self.options.ping_ms} ms")
             _abort(self)
@@ -394,7 +394,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._decoder.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._heard = True
+        self._received = True
         decoder = self._decoder
         decoder.received(nbytes)
         try:

@@ -64,7 +64,7 @@ class CoordinatorClient:
     async def _find(self) -> Address:
         if not self._routes.nodes:
             await self._routes.refresh()
-        problem: RaftqError = NotLeader(f"nobody coordinates group {self.group!r} right now")
+        problem: RaftqError = NotLeader(f"group {self.group!r} has no coordinator at the moment")
         for address in self._routes.addresses():
             try:
                 connection = await self._pool.get(address)

@@ -180,7 +180,7 @@ class Leaders:
 def error_of_code(code: str, where: PartitionKey) -> RaftqError:
     """The error for a code in a reply."""
     known = RaftqError.registry.get(code)
-    place = f"{where[0]}/{where[1]}"
+    name = f"{where[0]}/{where[1]}"
     if known is None:
-        return UnknownCode(f"{place}: {code}").with_details(code=code)
-    return known(f"{place}: the node says {code}")
+        return UnknownCode(f"{name}: {code}").with_details(code=code)
+    return known(f"{name}: the node answers {code}")

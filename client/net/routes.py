@@ -176,9 +176,9 @@ class Routes:
             and leader in self.nodes
         ):
             known = self.topics[topic]
-            parts = list(known.partitions)
-            parts[partition] = PartitionInfo(partition, leader, epoch, info.replicas, info.isr)
-            self.topics[topic] = _with_partitions(known, tuple(parts))
+            partitions = list(known.partitions)
+            partitions[partition] = PartitionInfo(partition, leader, epoch, info.replicas, info.isr)
+            self.topics[topic] = _with_partitions(known, tuple(partitions))
             self._tell()
 
     def start(self) -> None:
@@ -266,17 +266,17 @@ class Routes:
                 self.missing.pop(topic.topic, None)
                 self.topics[topic.topic] = self._newer(self.topics.get(topic.topic), topic)
 
-    def _newer(self, known: TopicInfo | None, told: TopicInfo) -> TopicInfo:
-        if known is None or told.topic_id > known.topic_id:
-            return told
-        if told.topic_id < known.topic_id:
+    def _newer(self, known: TopicInfo | None, offered: TopicInfo) -> TopicInfo:
+        if known is None or offered.topic_id > known.topic_id:
+            return offered
+        if offered.topic_id < known.topic_id:
             return known
-        parts = list(told.partitions)
-        parts += known.partitions[len(parts) :]
+        partitions = list(offered.partitions)
+        partitions += known.partitions[len(partitions) :]
         for at, old in enumerate(known.partitions):
-            if old.epoch > parts[at].epoch:
-                parts[at] = old
-        return _with_partitions(told, tuple(parts))
+            if old.epoch > partitions[at].epoch:
+                partitions[at] = old
+        return _with_partitions(offered, tuple(partitions))
 
     def _tell(self) -> None:
         for listener in self._listeners:

@@ -57,7 +57,7 @@ class Registered:
     def owned(self) -> tuple[Owned, ...]:
         return ()
 
-    def told(self, reply: GroupHeartbeatReply) -> None:
+    def on_reply(self, reply: GroupHeartbeatReply) -> None:
         if self._pattern:
             self._leasing.add_topics({one.topic: None for one in reply.assigned})
 

@@ -151,79 +151,78 @@ class _Given:
 def read_options(given: Mapping[str, str], streaming: bool) -> ReadOptions:
     """The options of a read. `streaming` decides about defaults and about options that do not
     apply."""
-    told = _Given(given)
-    selection = _selection(told)
-    starting = _starting(told, streaming)
-    ending = _ending(told, streaming)
+    raw = _Given(given)
+    selection = _selection(raw)
+    starting = _starting(raw, streaming)
+    ending = _ending(raw, streaming)
     options = ReadOptions(
-        bootstrap=told.bootstrap(),
+        bootstrap=raw.bootstrap(),
         topics=selection[0],
         pattern=selection[1],
         assigned=selection[2],
-        partitions=_numbers(told, "partitions"),
+        partitions=_numbers(raw, "partitions"),
         starting=starting,
         ending=ending,
         no_time="error"
-        if told.one_of("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
-        == "error"
+        if raw.one_of("startingOffsetsByTimestampStrategy", ("error", "latest"), "error") == "error"
         else "latest",
-        columns=_columns(told),
-        min_partitions=told.whole("minPartitions", 0, 0, 1_000_000),
-        max_records_per_partition=told.whole("maxRecordsPerPartition", 0, 0),
-        max_offsets_per_trigger=told.whole("maxOffsetsPerTrigger", 0, 0),
-        min_offsets_per_trigger=told.whole("minOffsetsPerTrigger", 0, 0),
-        max_trigger_delay_ms=_duration_ms(told, "maxTriggerDelay", 15 * 60_000),
-        fail_on_data_loss=told.flag("failOnDataLoss", True),
-        commit_group=told.text("commitGroup"),
-        fetch_bytes=told.whole("fetchBytes", 4 * MIB, 1024, BATCH_BYTES_MAX),
-        batch_bytes=told.whole("batchBytes", 4 * MIB, 1024, BATCH_BYTES_MAX),
-        poll_timeout_ms=told.whole("pollTimeoutMs", 120_000),
+        columns=_columns(raw),
+        min_partitions=raw.whole("minPartitions", 0, 0, 1_000_000),
+        max_records_per_partition=raw.whole("maxRecordsPerPartition", 0, 0),
+        max_offsets_per_trigger=raw.whole("maxOffsetsPerTrigger", 0, 0),
+        min_offsets_per_trigger=raw.whole("minOffsetsPerTrigger", 0, 0),
+        max_trigger_delay_ms=_duration_ms(raw, "maxTriggerDelay", 15 * 60_000),
+        fail_on_data_loss=raw.flag("failOnDataLoss", True),
+        commit_group=raw.text("commitGroup"),
+        fetch_bytes=raw.whole("fetchBytes", 4 * MIB, 1024, BATCH_BYTES_MAX),
+        batch_bytes=raw.whole("batchBytes", 4 * MIB, 1024, BATCH_BYTES_MAX),
+        poll_timeout_ms=raw.whole("pollTimeoutMs", 120_000),
     )
-    _check_together(told, options, streaming)
-    told.check_names()
-    told.raise_wrong()
+    _check_together(raw, options, streaming)
+    raw.check_names()
+    raw.raise_wrong()
     return options
 
 
 def write_options(given: Mapping[str, str], streaming: bool) -> WriteOptions:
     """The options of a write."""
-    told = _Given(given)
+    raw = _Given(given)
     options = WriteOptions(
-        bootstrap=told.bootstrap(),
-        topic=told.text("topic"),
-        acks="all" if told.one_of("acks", ("all", "leader"), "all") == "all" else "leader",
-        compression=told.one_of("compression", ("none", "lz4", "zstd"), "none"),
-        batch_bytes=told.whole("batchBytes", MIB, 1024, BATCH_BYTES_MAX // 2),
-        batch_records=told.whole("batchRecords", 4_000, 1, 100_000),
-        delivery_timeout_ms=told.whole("deliveryTimeoutMs", 120_000),
-        records_per_second=told.whole("recordsPerSecond", 0, 0),
-        write_id=told.text("writeId"),
+        bootstrap=raw.bootstrap(),
+        topic=raw.text("topic"),
+        acks="all" if raw.one_of("acks", ("all", "leader"), "all") == "all" else "leader",
+        compression=raw.one_of("compression", ("none", "lz4", "zstd"), "none"),
+        batch_bytes=raw.whole("batchBytes", MIB, 1024, BATCH_BYTES_MAX // 2),
+        batch_records=raw.whole("batchRecords", 4_000, 1, 100_000),
+        delivery_timeout_ms=raw.whole("deliveryTimeoutMs", 120_000),
+        records_per_second=raw.whole("recordsPerSecond", 0, 0),
+        write_id=raw.text("writeId"),
     )
     if streaming and options.write_id:
-        told.wrong.append("writeId is for batch writes; a stream has its query id")
-    told.check_names()
-    told.raise_wrong()
+        raw.wrong.append("writeId is for batch writes; a stream has its query id")
+    raw.check_names()
+    raw.raise_wrong()
     return options
 
 
 def _selection(
-    told: _Given,
+    raw: _Given,
 ) -> tuple[tuple[str, ...], str, dict[str, tuple[int, ...]]]:
-    topics, pattern = told.names("subscribe"), told.text("subscribePattern")
+    topics, pattern = raw.names("subscribe"), raw.text("subscribePattern")
     assigned: dict[str, tuple[int, ...]] = {}
-    text = told.text("assign")
+    text = raw.text("assign")
     if text:
-        assigned = _parsed(told, "assign", text, _assigned) or {}
-    given = [name for name in ("subscribe", "subscribePattern", "assign") if told.has(name)]
+        assigned = _parsed(raw, "assign", text, _assigned) or {}
+    given = [name for name in ("subscribe", "subscribePattern", "assign") if raw.has(name)]
     if len(given) != 1:
         what = "together: " + ", ".join(given) if given else "none of them"
-        told.wrong.append(f"one of subscribe, subscribePattern and assign is needed, not {what}")
+        raw.wrong.append(f"one of subscribe, subscribePattern and assign is needed, not {what}")
     elif not (topics or pattern or assigned):
-        told.wrong.append(f"{given[0]} names nothing")
+        raw.wrong.append(f"{given[0]} names nothing")
     try:
         re.compile(pattern)
     except re.error as error:
-        told.wrong.append(f"subscribePattern is no regular expression: {error}")
+        raw.wrong.append(f"subscribePattern is no regular expression: {error}")
     return topics, pattern, assigned
 
 
@@ -238,86 +237,86 @@ def _assigned(parsed: object) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _starting(told: _Given, streaming: bool) -> Bound:
+def _starting(raw: _Given, streaming: bool) -> Bound:
     default = "latest" if streaming else "earliest"
-    bound = _bound(told, "starting", default)
+    bound = _bound(raw, "starting", default)
     if not streaming and ("latest", 0) in (bound.common, *bound.exact.values()):
-        told.wrong.append("startingOffsets of a batch read cannot be latest: nothing comes after")
+        raw.wrong.append("startingOffsets of a batch read cannot be latest: nothing comes after")
     return bound
 
 
-def _ending(told: _Given, streaming: bool) -> Bound:
-    bound = _bound(told, "ending", "latest")
+def _ending(raw: _Given, streaming: bool) -> Bound:
+    bound = _bound(raw, "ending", "latest")
     if ("earliest", 0) in (bound.common, *bound.exact.values()):
-        told.wrong.append("endingOffsets cannot be earliest: nothing is before")
+        raw.wrong.append("endingOffsets cannot be earliest: nothing is before")
     names = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
     if streaming:
-        told.wrong += [f"{name} is for batch reads" for name in names if told.has(name)]
+        raw.wrong += [f"{name} is for batch reads" for name in names if raw.has(name)]
     return bound
 
 
-def _bound(told: _Given, edge: str, default: str) -> Bound:
+def _bound(raw: _Given, edge: str, default: str) -> Bound:
     """The time for all, otherwise times by partition, otherwise offsets, as in Kafka."""
-    common = _common(told, f"{edge}Offsets", default)
-    times = told.text(f"{edge}OffsetsByTimestamp")
-    if told.has(f"{edge}Timestamp"):
-        return Bound(("time", told.whole(f"{edge}Timestamp", 0, -(1 << 62))))
-    told.known.append(f"{edge}Timestamp")
+    common = _common(raw, f"{edge}Offsets", default)
+    times = raw.text(f"{edge}OffsetsByTimestamp")
+    if raw.has(f"{edge}Timestamp"):
+        return Bound(("time", raw.whole(f"{edge}Timestamp", 0, -(1 << 62))))
+    raw.known.append(f"{edge}Timestamp")
     if times:
-        exact = _parsed(told, f"{edge}OffsetsByTimestamp", times, from_json) or {}
+        exact = _parsed(raw, f"{edge}OffsetsByTimestamp", times, from_json) or {}
         return Bound(common.common, {key: ("time", at) for key, at in exact.items()})
     return common
 
 
-def _common(told: _Given, name: str, default: str) -> Bound:
-    text = told.text(name, default)
+def _common(raw: _Given, name: str, default: str) -> Bound:
+    text = raw.text(name, default)
     fallback: Point = ("earliest", 0) if default == "earliest" else ("latest", 0)
     if text.lower() in ("earliest", "latest"):
         return Bound(("earliest", 0) if text.lower() == "earliest" else ("latest", 0))
-    offsets: Offsets = _parsed(told, name, text, from_json) or {}
+    offsets: Offsets = _parsed(raw, name, text, from_json) or {}
     exact: dict[PartitionKey, Point] = {}
     for key, offset in offsets.items():
         if offset < EARLIEST:
-            told.wrong.append(f"{name}: {offset} is no offset; -2 is earliest and -1 latest")
+            raw.wrong.append(f"{name}: {offset} is no offset; -2 is earliest and -1 latest")
         special: dict[int, Point] = {EARLIEST: ("earliest", 0), LATEST: ("latest", 0)}
         exact[key] = special.get(offset, ("offset", offset))
     return Bound(fallback, exact)
 
 
-def _parsed(told: _Given, name: str, text: str, read: Callable[[object], T]) -> T | None:
+def _parsed(raw: _Given, name: str, text: str, read: Callable[[object], T]) -> T | None:
     try:
         return read(json.loads(text))
     except ValueError:
-        told.wrong.append(f"{name} is no JSON: {text!r:.80}")
+        raw.wrong.append(f"{name} is no JSON: {text!r:.80}")
     except RaftqError as error:
-        told.wrong.append(f"{name}: {error}")
+        raw.wrong.append(f"{name}: {error}")
     return None
 
 
 def columns_option(given: Mapping[str, str]) -> tuple[str, ...]:
     """The columns of a read, which must be known before the kind of read is known."""
-    told = _Given(given)
-    found = _columns(told)
-    told.raise_wrong()
+    raw = _Given(given)
+    found = _columns(raw)
+    raw.raise_wrong()
     return found
 
 
-def _columns(told: _Given) -> tuple[str, ...]:
-    include = told.flag("includeHeaders", False)
+def _columns(raw: _Given) -> tuple[str, ...]:
+    include = raw.flag("includeHeaders", False)
     every = (*COLUMNS, HEADERS)
-    named = told.names("columns")
+    named = raw.names("columns")
     for name in named:
         if name not in every:
-            told.wrong.append(f"columns: {name!r} is none of {', '.join(every)}")
+            raw.wrong.append(f"columns: {name!r} is none of {', '.join(every)}")
     if named:
         return tuple(name for name in named if name in every)
     return every if include else COLUMNS
 
 
-def _numbers(told: _Given, name: str) -> tuple[int, ...]:
-    found = told.names(name)
+def _numbers(raw: _Given, name: str) -> tuple[int, ...]:
+    found = raw.names(name)
     if not all(one.isdecimal() for one in found):
-        told.wrong.append(f"{name} are numbers like '0,2,5', not {','.join(found)!r}")
+        raw.wrong.append(f"{name} are numbers like '0,2,5', not {','.join(found)!r}")
         return ()
     return tuple(sorted({int(one) for one in found}))
 
@@ -325,20 +324,20 @@ def _numbers(told: _Given, name: str) -> tuple[int, ...]:
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
 
 
-def _duration_ms(told: _Given, name: str, default: int) -> int:
-    text = told.text(name, f"{default}ms")
+def _duration_ms(raw: _Given, name: str, default: int) -> int:
+    text = raw.text(name, f"{default}ms")
     match = re.fullmatch(r"(\d+)\s*(ms|s|m|min|h)", text.lower())
     if match is None:
-        told.wrong.append(f"{name} is like 500ms, 30s or 15m, not {text!r}")
+        raw.wrong.append(f"{name} is like 500ms, 30s or 15m, not {text!r}")
         return default
     return int(match[1]) * _UNITS[match[2]]
 
 
-def _check_together(told: _Given, options: ReadOptions, streaming: bool) -> None:
+def _check_together(raw: _Given, options: ReadOptions, streaming: bool) -> None:
     if options.commit_group and not streaming:
-        told.wrong.append("commitGroup is for streams: a batch read has no moment to store it in")
+        raw.wrong.append("commitGroup is for streams: a batch read has no moment to store it in")
     most, least = options.max_offsets_per_trigger, options.min_offsets_per_trigger
     if most and least > most:
-        told.wrong.append("minOffsetsPerTrigger is over maxOffsetsPerTrigger")
+        raw.wrong.append("minOffsetsPerTrigger is over maxOffsetsPerTrigger")
     if options.partitions and options.assigned:
-        told.wrong.append("partitions and assign say the same thing: give one of them")
+        raw.wrong.append("partitions and assign say the same thing: give one of them")

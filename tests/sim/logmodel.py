@@ -33,7 +33,7 @@ Row = tuple[int, bytes | None, bytes, dict[str, bytes], int, int]
 
 
 class Model:
-    """See the module's docstring. Rows below the start are kept: a crash may bring them back."""
+    """What a log must contain. Rows below the start are kept: a crash may bring them back."""
 
     def __init__(self) -> None:
         self.start = self.start_durable = self.start_max = 0

@@ -225,7 +225,8 @@ class SimLock:
 
 
 class SimDisk:
-    """See the module's docstring. `operations` counts, `trace` lists what was done so far."""
+    """A disk in memory that can lose power and damage files. `operations` counts, `trace` lists
+    what was done so far."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed

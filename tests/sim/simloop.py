@@ -214,7 +214,7 @@ class Network(Protocol):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """See the module's docstring. `neutral` is the context of what belongs to no process."""
+    """An event loop with virtual time. `neutral` is the context of what belongs to no process."""
 
     def __init__(self) -> None:
         self._clock = _Clock()

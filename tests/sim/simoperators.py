@@ -43,7 +43,8 @@ def topic_command(cluster: SimCluster, name: str) -> CreateTopic:
 
 
 class Operators:
-    """See the module's docstring. `last` sleeps for as long as a fault lasts."""
+    """Operators that change the cluster while faults last. `last` sleeps for as long as a fault
+    lasts."""
 
     def __init__(self, cluster: SimCluster, rng: Random, last: Callable[[float], Any]) -> None:
         self._cluster = cluster

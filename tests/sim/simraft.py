@@ -267,7 +267,7 @@ class _Wire(asyncio.Protocol):
 
 
 class LoopConsensus(Consensus):
-    """See the module's docstring."""
+    """The Raft thread as a chain of timers on the virtual loop."""
 
     def __init__(self, owner: "RaftMetadata", rng: Random, **hooks: Any) -> None:
         super().__init__(owner.config, owner.machine, **hooks)

@@ -19,7 +19,7 @@ _Waiting = list[tuple[Targets, Callback]]
 
 
 class OverlappingSyncer(LoopSyncer):
-    """See the module's docstring. Each round takes up to `sync_s`."""
+    """Syncs files on the virtual loop instead of in threads. Each round takes up to `sync_s`."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, rng: Random, sync_s: float, interval_s: float
