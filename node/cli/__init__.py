@@ -1,7 +1,7 @@
 """Shell: the command line, `raftq`. Each module beside this one holds one group of commands.
 
 Results go to stdout, as tables or as JSON (`--format json`). Every error is one line on stderr,
-with exit code 2 when the call itself was wrong and 1 otherwise; output.py is the place for that.
+with exit code 2 for a wrong call and 1 otherwise; see output.py.
 """
 
 import sys

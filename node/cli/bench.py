@@ -1,4 +1,6 @@
-"""Shell: `raftq bench`, the measurements of the folder `bench`, which is no part of the package."""
+"""Shell: `raftq bench`, the measurements of the folder `bench`, which is not part of the
+package.
+"""
 
 import sys
 from importlib import import_module
@@ -11,7 +13,7 @@ SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 
 
 def bench(context: typer.Context) -> None:
-    """Measure this machine, from a checkout: same arguments as make bench (try --help)."""
+    """Measure this machine, from a checkout. Takes the arguments of make bench (try --help)."""
     try:
         main = import_module("raftq_bench.__main__").main
     except ModuleNotFoundError as error:

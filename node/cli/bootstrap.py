@@ -1,8 +1,8 @@
 """Shell: how commands reach a cluster.
 
-`--bootstrap` may stand before the command or behind it; the nearer one wins, then RAFTQ_BOOTSTRAP,
-then the port of a node on this machine. The client library is loaded by the commands that need it,
-so that help and local commands stay fast.
+`--bootstrap` may stand before or after the command; the one after it wins. Next is RAFTQ_BOOTSTRAP,
+then the port of a node on this machine. Only commands that need the client library import it, so
+that help and local commands stay fast.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +21,8 @@ NAME = "raftq command line"
 
 
 def _nearest(context: typer.Context, value: str | None) -> str | None:
-    """Own option, then that of `raftq` itself, which has taken the environment into account."""
+    """The command's own option, otherwise that of `raftq` itself, which includes the
+    environment."""
     if context.parent is None or value is not None:
         return value
     return str(context.find_root().params.get("bootstrap") or DEFAULT)
@@ -38,7 +39,7 @@ Bootstrap = Annotated[
         help=f"Any node of the cluster, or several with commas. [{VARIABLE}, {DEFAULT}]",
     ),
 ]
-ANY: Any = None  # the option's callback puts the address in its place
+ANY: Any = None  # the option's callback replaces it with the address
 
 
 def open_admin(bootstrap: str) -> "Admin":

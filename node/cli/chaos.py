@@ -1,7 +1,7 @@
-"""Shell: `raftq chaos`, faults under load on a cluster of its own, and the verdict.
+"""Shell: `raftq chaos`, faults under load on a new cluster, and the verdict.
 
-Nothing is done to a cluster that exists: every run starts nodes of its own and ends them. What a
-run needs and the machine does not have is told, and the run is skipped.
+It never touches an existing cluster: every run starts its own nodes and ends them. If the machine
+lacks something that a run needs, the command says so and skips the run.
 """
 
 import secrets
@@ -65,7 +65,7 @@ def run(
     out: Out = OUT,
     output: Output = Format.table,
 ) -> None:
-    """Run scenarios; exit code 1 when one failed."""
+    """Run scenarios. The exit code is 1 if one failed."""
     from raftq.chaos.harness.runs import run_all  # noqa: PLC0415 - help stays fast
 
     chosen = _chosen(names or [], everything)
@@ -83,7 +83,7 @@ def soak(
     out: Out = OUT,
     output: Output = Format.table,
 ) -> None:
-    """One long run with random faults; exit code 1 when anything was wrong."""
+    """Do one long run with random faults. The exit code is 1 if anything was wrong."""
     from raftq.chaos.harness.runs import possible, run_all  # noqa: PLC0415 - help stays fast
     from raftq.chaos.soak import soak_scenario  # noqa: PLC0415 - help stays fast
 
@@ -105,7 +105,7 @@ def failover(
     out: Out = OUT,
     output: Output = Format.table,
 ) -> None:
-    """Kill leaders, then controllers; how long until a record is acknowledged again."""
+    """Kill leaders, then controllers, and measure the time to the next acknowledged record."""
     from raftq.chaos.harness.runs import measure_failovers  # noqa: PLC0415 - help stays fast
     from raftq.chaos.timeline import percentile  # noqa: PLC0415 - help stays fast
 
@@ -183,7 +183,7 @@ def _row(one: "Scenario") -> dict[str, object]:
 
 
 def _say(output: Format) -> Callable[[str], None]:
-    """What happens meanwhile; stdout keeps the one document of --format json."""
+    """Shows progress on stderr; stdout keeps the one document of --format json."""
     return lambda text: typer.echo(printable(text), err=output is Format.json)
 
 

@@ -29,7 +29,8 @@ Node = Annotated[int, typer.Argument(metavar="NODE", min=0, help="The id of the 
 
 @cluster_app.command()
 def status(bootstrap: Bootstrap = ANY, output: Output = Format.table) -> None:
-    """Show how the cluster is; exit code 1 when a partition cannot be written or is in danger."""
+    """Show the state of the cluster. The exit code is 1 if a partition cannot be written or is
+    in danger."""
     with open_admin(bootstrap) as admin:
         found = admin.cluster_status()
         asked = found.leaderless and output is not Format.json
@@ -114,7 +115,7 @@ def drain(
 
 @cluster_app.command()
 def undrain(node_id: Node, bootstrap: Bootstrap = ANY, output: Output = Format.table) -> None:
-    """Let leadership come back to a node, and take back a decommission."""
+    """Let leadership come back to a node, and cancel a decommission."""
     with open_admin(bootstrap) as admin:
         admin.drain(node_id, drain=False)
     _drained(node_id, None, "takes part again", output)
@@ -129,7 +130,7 @@ def decommission(
     bootstrap: Bootstrap = ANY,
     output: Output = Format.table,
 ) -> None:
-    """Move everything away from a node, before it is removed for ever."""
+    """Move everything away from a node, before it is removed for good."""
     with open_admin(bootstrap) as admin:
         leading = admin.drain(node_id, decommission=True, force=force)
     _drained(node_id, leading, "gives its replicas away", output)
@@ -137,7 +138,7 @@ def decommission(
 
 @cluster_app.command()
 def remove(node_id: Node, bootstrap: Bootstrap = ANY, output: Output = Format.table) -> None:
-    """Forget a node that is down and holds no replica."""
+    """Remove a node that is down and holds no replica."""
     with open_admin(bootstrap) as admin:
         admin.remove_node(node_id)
     _drained(node_id, None, "is forgotten", output)

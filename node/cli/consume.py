@@ -1,10 +1,11 @@
 """Shell: `raftq consume`, records of a topic on stdout.
 
-Without --follow it ends where the partitions ended when it began, so that a script gets an end even
-while others produce. Nothing is stored: every call begins where --from says.
+Without --follow it ends where the partitions ended when it began, so that a script ends even while
+others produce. It stores nothing: every call begins where --from says.
 
-With --group it is a member of that group: it gets its share of the partitions, goes on where the
-group was, and stores what it has printed. It then ends when its partitions have no more.
+With --group it is a member of that group: it gets its share of the partitions, continues at the
+group's positions, and stores the position after what it has printed. It ends when its partitions
+have no more records.
 """
 
 import json
@@ -44,7 +45,7 @@ class RecordFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """Where to begin: one of an end, an offset, a time in ms."""
+    """Where to begin: an end of the log, an offset, or a time in ms."""
 
     to: str | None = None
     offset: int | None = None
@@ -123,7 +124,7 @@ def _share(
     follow: bool,
     timeout: float,
 ) -> None:
-    """Print what the group gives to this member; what was printed is stored."""
+    """Prints the records of this member's partitions, and stores its positions."""
     left, idle_s = most, 0.0
     while left is None or left > 0:
         started = time.perf_counter()
@@ -138,7 +139,7 @@ def _share(
         if follow:
             continue
         idle_s += time.perf_counter() - started
-        # Nothing is assigned at first, and perhaps for ever: others may have all partitions.
+        # Nothing is assigned at first, and perhaps never: others may have all partitions.
         if consumer.assignment() and not any(consumer.lag().values()):
             return
         if idle_s >= timeout:
@@ -148,9 +149,8 @@ def _share(
 class Reading:
     """Polls until every partition has reached its end, or enough records came.
 
-    Without ends it goes on until enough records came. Positions are asked for only when nothing
-    comes: they tell of an end behind which no record is kept.
-    """
+    Without ends it goes on until enough records came. It asks for positions only if nothing comes:
+    they show an end without records behind it."""
 
     def __init__(
         self, consumer: "Consumer", topic: str, ends: dict[int, int], most: int | None
@@ -174,7 +174,7 @@ class Reading:
         return self._follow or bool(self._open)
 
     def next(self, timeout: float | None) -> "list[Record]":
-        """The next records that are wanted; [] when none came for a moment."""
+        """The next wanted records; [] if none came for a moment."""
         most = PORTION if self._left is None else min(PORTION, self._left)
         started = time.perf_counter()
         records = self._consumer.poll(max_records=most, timeout=POLL_S)
@@ -198,7 +198,7 @@ class Reading:
 
 
 def _ends(described: "TopicDescription", partitions: list[int] | None) -> dict[int, int]:
-    """Where the wanted partitions end now."""
+    """The present ends of the wanted partitions."""
     known = {partition.partition: partition for partition in described.partitions}
     wanted = list(dict.fromkeys(partitions)) if partitions else list(known)
     missing = [one for one in wanted if one not in known]
@@ -206,13 +206,13 @@ def _ends(described: "TopicDescription", partitions: list[int] | None) -> dict[i
         raise InvalidArgument(
             f"topic {described.name!r} has no partition {missing[0]}, only 0 to {len(known) - 1}"
         )
-    # Without a leader nobody says where it ends: then at least one record is waited for.
+    # Without a leader the end is unknown: then it waits for at least one record.
     ends = {one: known[one].high_watermark for one in wanted}
     return {one: OFFSET_MAX if end is None else end for one, end in ends.items()}
 
 
 def parse_place(text: str, now_ms: int, option: str = "--from") -> StartPoint:
-    """Where `--from` points to; times without a zone are UTC."""
+    """Parses `--from`. Times without a zone are UTC."""
     text = text.strip()
     if text in ("earliest", "latest"):
         return StartPoint(to=text)
@@ -235,7 +235,7 @@ def parse_place(text: str, now_ms: int, option: str = "--from") -> StartPoint:
 
 
 class Shown(Protocol):
-    """A record, however it came here."""
+    """A record to print, from whichever source."""
 
     @property
     def topic(self) -> str: ...
@@ -260,8 +260,9 @@ def _nothing(record: Any) -> dict[str, Any]:
 
 
 class RecordPrinter:
-    """Prints portions of records, as JSON lines, bare values or the rows of one table. `more` are
-    facts that JSON has besides."""
+    """Prints portions of records, as JSON lines, bare values or the rows of one table.
+
+    `more` has additional fields for JSON."""
 
     def __init__(
         self, output: RecordFormat, more: Callable[[Any], dict[str, Any]] = _nothing

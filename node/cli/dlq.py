@@ -1,4 +1,4 @@
-"""Shell: `raftq dlq`, records that were given up: look at them, send them back, forget them."""
+"""Shell: `raftq dlq`: show dead letters, send them back, delete them."""
 
 import os
 from typing import TYPE_CHECKING, Annotated, Any
@@ -116,7 +116,7 @@ def redrive(  # noqa: PLR0913
     bootstrap: Bootstrap = ANY,
     output: Output = Format.table,
 ) -> None:
-    """Send dead letters back to where they came from; those that were are not sent twice."""
+    """Send dead letters back to their topics. None is sent twice."""
     which = _which(group, reason, key, since, until, partition)
     with open_admin(bootstrap) as admin:
         count = admin.redrive(topic, most, rate, which)
@@ -139,7 +139,7 @@ def purge(  # noqa: PLR0913
     bootstrap: Bootstrap = ANY,
     output: Output = Format.table,
 ) -> None:
-    """Forget dead letters for good."""
+    """Delete dead letters for good."""
     which = _which(group, reason, key, since, until, partition)
     if not yes:
         raise InvalidArgument("this deletes dead letters for good; confirm it with --yes")
@@ -149,7 +149,7 @@ def purge(  # noqa: PLR0913
 
 
 def _parked(admin: "Admin", topic: str) -> int:
-    """Of a topic whose own records are gone nothing is parked."""
+    """A topic whose own records are gone has no parked letters."""
     try:
         return admin.parked_letters(topic)
     except UnknownTopic:

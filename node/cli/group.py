@@ -59,7 +59,7 @@ def list_groups(bootstrap: Bootstrap = ANY, output: Output = Format.table) -> No
 
 @group_app.command()
 def describe(group: Group, bootstrap: Bootstrap = ANY, output: Output = Format.table) -> None:
-    """Show a group's members, where it is in each partition, and what is left to do."""
+    """Show a group's members, its position in each partition, and what is left to do."""
     with open_admin(bootstrap) as admin:
         found = admin.describe_group(group)
     if output is Format.json:
@@ -102,7 +102,7 @@ def reset(  # noqa: PLR0913 - what can be said about it
     bootstrap: Bootstrap = ANY,
     output: Output = Format.table,
 ) -> None:
-    """Let a group go on somewhere else."""
+    """Set the positions of a group."""
     place = parse_place(to, time.time_ns() // 1_000_000, "--to")
     where: Any = place.to
     if place.offset is not None:
@@ -127,7 +127,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
     bootstrap: Bootstrap = ANY,
 ) -> None:
-    """Forget a group without members: its positions, and what it has settled."""
+    """Delete a group without members: its positions and its settlements."""
     if not yes:
         raise InvalidArgument(f"this forgets where group {group!r} is; say --yes if it should")
     with open_admin(bootstrap) as admin:

@@ -1,8 +1,8 @@
 """Shell: `raftq cluster up|kill|restart`, a cluster of processes on this machine.
 
-`up` stays in the foreground and ends its nodes when it ends. Nothing is restarted by itself: a node
-that died is reported with the command that brings it back. Without --data a new directory is made
-below the system's temporary one; it is told, and kept.
+`up` stays in the foreground and ends its nodes when it ends. It restarts nothing by itself: it
+reports a node that died, with the command that starts it again. Without --data it makes a new
+directory below the system's temporary one, prints it, and keeps it.
 """
 
 import os
@@ -96,7 +96,7 @@ def kill(node_id: NodeId, data: Data, output: Output = Format.table) -> None:
 
 
 def restart(node_id: NodeId, data: Data, wait: Wait = 60.0, output: Output = Format.table) -> None:
-    """Start a node of a local cluster again that was killed or died."""
+    """Start a node of a local cluster again after it was killed or died."""
     from raftq.chaos.harness.local_cluster import restart_node  # noqa: PLC0415 - help stays fast
 
     node = restart_node(data, node_id, wait)
@@ -119,7 +119,7 @@ def _directory(data: str | None) -> str:
 
 
 def _parse_settings(pairs: list[str]) -> "dict[str, Setting]":
-    """Numbers and flags get their TOML type; the node checks names and bounds."""
+    """Gives numbers and flags their TOML type. The node checks names and bounds."""
     found: dict[str, Setting] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -136,8 +136,10 @@ def _parse_settings(pairs: list[str]) -> "dict[str, Setting]":
 
 @dataclass(slots=True)
 class _Stop:
-    """Ctrl-C, SIGTERM or a closed terminal: asks a cluster that serves to stop, and interrupts one
-    that still starts or already stops."""
+    """Handles Ctrl-C, SIGTERM and a closed terminal.
+
+    It asks a running cluster to stop, and interrupts one that is still starting or already
+    stopping."""
 
     asked: threading.Event = field(default_factory=threading.Event)
     serving: bool = False
@@ -202,5 +204,5 @@ def _row(node: "LocalNode") -> dict[str, str | int | None]:
 
 
 def _say(output: Format, text: str) -> None:
-    """What happens meanwhile; stdout keeps the one document of --format json."""
+    """Shows progress on stderr; stdout keeps the one document of --format json."""
     typer.echo(printable(text), err=output is Format.json)

@@ -1,4 +1,4 @@
-"""Shell: durations and times as arguments, written as REST has them."""
+"""Shell: durations and times as arguments, in the format of REST."""
 
 from raftq.client.common.errors import InvalidArgument
 from raftq.node.http.values import parse_duration, parse_time

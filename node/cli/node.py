@@ -6,7 +6,7 @@ import typer
 
 from raftq.client.common.errors import InvalidArgument
 
-# Settings that have an option of their own; all others go through --set.
+# Settings with an option of their own; all others go through --set.
 OPTIONS = (
     "node_id", "data_dir", "cluster_id", "secret_file", "advertised_host", "native", "http", "raft",
     "voters", "seeds", "rack", "log_level", "log_format",
@@ -52,10 +52,10 @@ def node(  # noqa: PLR0913 - what can be said about a node
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only check the settings.")] = False,
 ) -> None:
-    """Run one node until it is told to stop (Ctrl-C or SIGTERM).
+    """Run one node until Ctrl-C or SIGTERM.
 
-    Settings come from the file, then RAFTQ_... variables, then these options; the later one wins.
-    """
+    Settings come from the file, then from RAFTQ_... variables, then from these options; the last
+    one wins."""
     given = locals()
     from raftq.node.config_source import load_config  # noqa: PLC0415 - only what a command needs
     from raftq.node.launch import launch  # noqa: PLC0415

@@ -1,8 +1,8 @@
-"""Shell: what the commands print and how errors end them.
+"""Shell: what the commands print, and how errors end them.
 
-Results go to stdout, as tables or as JSON. Every error is one line on stderr, with exit code 2 when
-the call itself was wrong and 1 otherwise. Bytes of strangers are shown without markup and control
-characters; JSON keeps every byte.
+Results go to stdout, as tables or as JSON. Every error is one line on stderr, with exit code 2 for
+a wrong call and 1 otherwise. Foreign bytes are shown without markup and control characters; JSON
+keeps every byte.
 """
 
 import base64
@@ -43,7 +43,7 @@ class Format(StrEnum):
 
 
 class Commands(TyperGroup):
-    """The one place where errors become a line on stderr and an exit code."""
+    """A group of commands. It turns errors into a line on stderr and an exit code."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         try:
@@ -60,7 +60,7 @@ class Commands(TyperGroup):
             fail(str(error), 2 if isinstance(error, InvalidArgument | ConfigError) else 1)
         except OSError as error:
             if error.errno == errno.EPIPE:
-                raise  # the reader of a pipe left; typer ends quietly
+                raise  # the reader of a pipe is gone; typer ends quietly
             fail(str(error), 1)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -76,11 +76,10 @@ Output = Annotated[Format, typer.Option("--format", "-f", help="How results are 
 
 
 def whole_writes(stream: TextIO) -> TextIO:
-    """The stream, or one over it that never writes a part only.
+    """Returns the stream, or a wrapper of it that never writes only a part.
 
-    An unbuffered stdout (python -u, PYTHONUNBUFFERED) drops what a pipe did not take at once, and
-    `dequeue` acks what it has printed.
-    """
+    An unbuffered stdout (python -u, PYTHONUNBUFFERED) drops what a pipe did not accept at once, and
+    `dequeue` acks what it has printed."""
     raw = getattr(stream, "buffer", None)
     if not isinstance(raw, io.RawIOBase):
         return stream
@@ -125,7 +124,7 @@ def stdin_lines() -> Iterator[list[bytes]]:
 
 
 def read_lines(stream: Any, name: str) -> Iterator[list[bytes]]:
-    """Lines as they arrive, without their newline: what is there is not held back for more."""
+    """Yields lines as they arrive, without their newline. A line does not wait for the next one."""
     rest = b""
     while chunk := stream.read1(STDIN_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -138,7 +137,7 @@ def read_lines(stream: Any, name: str) -> Iterator[list[bytes]]:
 
 
 def as_text(data: bytes) -> tuple[str, str]:
-    """Bytes as text and how: as they are when they are UTF-8, else in base64."""
+    """Bytes as text, and the encoding: UTF-8 if they are, otherwise base64."""
     try:
         return data.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
@@ -146,7 +145,7 @@ def as_text(data: bytes) -> tuple[str, str]:
 
 
 def content_json(value: bytes, key: bytes | None, headers: Mapping[str, bytes]) -> dict[str, Any]:
-    """The part of a message that its sender wrote. `encoding` is the value's."""
+    """The fields of a message that its sender wrote. `encoding` is that of the value."""
     content: dict[str, Any] = {}
     content["value"], content["encoding"] = as_text(value)
     content["key"] = None
@@ -175,7 +174,7 @@ def make_table(title: str, *columns: str) -> Table:
 
 
 def add_row(table: Table, *cells: str) -> None:
-    """Cells are strangers' text: no markup, no control characters, not endless."""
+    """Adds a row of foreign text, without markup and control characters, and shortened."""
     table.add_row(*(Text(printable(cell[:CELL_CHARS_MAX])) for cell in cells))
 
 
@@ -187,10 +186,10 @@ def moment(timestamp: float) -> str:
     try:
         moment = datetime.fromtimestamp(timestamp, UTC)
     except (ValueError, OverflowError, OSError):
-        return str(timestamp)  # a clock that was far off when the message was enqueued
+        return str(timestamp)  # the clock was far off when the message was enqueued
     return moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def open_console() -> Console:
-    """In a pipe there are no colours, and the width is not that of some terminal."""
+    """In a pipe there are no colours and no terminal width."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)

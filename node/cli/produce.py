@@ -1,8 +1,8 @@
 """Shell: `raftq produce`, records from arguments, lines or a generator.
 
-Records given as arguments are acknowledged and told one by one. Those of stdin, a file or --count
-go out in bulk: at most WINDOW portions wait for their acknowledgement, and one summary is printed.
-The first record that is not delivered ends the command with an error that says so.
+Records given as arguments are acknowledged and printed one by one. Those of stdin, a file or
+--count are sent in bulk: at most WINDOW portions wait for their acknowledgement, and one summary is
+printed. The first record that is not delivered ends the command with an error.
 """
 
 import base64
@@ -47,14 +47,14 @@ DELIVERY_S = 130.0
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Records on their way: one whole of `send_many`, or single ones."""
+    """Records in flight: one call of `send_many`, or single records."""
 
     count: int
     many: "Deliveries | None"
     single: "list[Delivery]"
 
     def wait(self) -> int:
-        """Until all are acknowledged; how many there are."""
+        """Waits until all are acknowledged. Returns their number."""
         if self.many is not None:
             self.many.wait(DELIVERY_S)
         for one in self.single:
@@ -69,7 +69,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
-    """What holds for every record of one call."""
+    """What all records of one call have in common."""
 
     topic: str
     key: bytes | None
@@ -82,12 +82,12 @@ class Sending:
 
     @property
     def _plain(self) -> bool:
-        """Whether records have nothing that only single ones can have."""
+        """Whether no record needs anything that `send_many` lacks."""
         times = (self.delay, self.deliver_at, self.ttl)
         return not self.headers and all(one is None for one in times)
 
     def send(self, producer: "Producer", values: list[bytes]) -> "Sent":
-        """Hands them over, without waiting until they are acknowledged."""
+        """Sends records without waiting for their acknowledgement."""
         if self._plain:
             keys = None if self.key is None else [self.key] * len(values)
             many = producer.send_many(
@@ -198,7 +198,8 @@ def _file_lines(path: str) -> Iterator[list[bytes]]:
 
 
 def _generated(count: int, size: int) -> Iterator[list[bytes]]:
-    """Letters that hardly compress, from a pool: making new ones would cost more than sending."""
+    """Values of letters that hardly compress, from a pool: new ones would cost more than
+    sending."""
     portion = max(1, min(PORTION_RECORDS_MAX, PORTION_BYTES // size))
     noise = base64.b64encode(os.urandom(size + FACES))
     faces = [noise[at : at + size] for at in range(min(FACES, portion))]
@@ -259,7 +260,7 @@ def _in_bulk(
 
 @contextlib.contextmanager
 def _progress(total: int | None, output: Format) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal's stderr; elsewhere nothing."""
+    """A progress bar on stderr if that is a terminal; otherwise nothing."""
     if output is Format.json or not sys.stderr.isatty():
         yield lambda count: None
         return

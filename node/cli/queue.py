@@ -1,10 +1,10 @@
 """Shell: `raftq queue VERB DIRECTORY`, an embedded queue from outside.
 
 Every command opens the directory, does one thing and closes it. The settings of a queue belong to
-the application that owns it and are not stored, so a command opens with settings that drop nothing
-(no retention, no limit on deliveries) and runs no housekeeping: looking at a queue leaves its
-messages, groups and dead letters as they are. What a dead process had leased comes back, as it does
-at every open.
+its application and are not stored. So a command opens the queue with settings that drop nothing (no
+retention, no limit on deliveries) and runs no housekeeping: looking at a queue leaves its messages,
+groups and dead letters as they are. Messages that a dead process had leased come back, as at every
+open.
 """
 
 import contextlib
@@ -117,7 +117,7 @@ def enqueue(  # noqa: PLR0913 - what can be said about a message
     ] = None,
     output: Output = Format.table,
 ) -> None:
-    """Add messages and print their ids; the queue is created when there is none."""
+    """Add messages and print their ids. Creates the queue if there is none."""
     headers = parse_headers(header or [])
     key_bytes = None if key is None else os.fsencode(key)
     lane = int(priority) if priority.isdecimal() else priority
@@ -161,7 +161,7 @@ def dequeue(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the next message.")] = 0.0,
     output: Output = Format.table,
 ) -> None:
-    """Take messages and print them; they are acked once they are printed."""
+    """Take messages and print them. They are acked when they are printed."""
     with _open(directory) as queue:
         printer = MessagePrinter(output)
         left = count
@@ -170,7 +170,8 @@ def dequeue(
             left -= len(messages)
             if ack:
                 queue.ack_batch(messages)
-        # What was not acked goes back when the queue is closed, without spending an attempt.
+        # Messages that were not acked go back when the queue is closed, without spending an
+        # attempt.
 
 
 @queue_app.command()
@@ -184,7 +185,7 @@ def dlq(
     ] = None,
     output: Output = Format.table,
 ) -> None:
-    """List the dead letters, or put them back, or forget them."""
+    """List the dead letters, put them back, or delete them."""
     if purge and (redrive or reason is not None or limit is not None):
         raise InvalidArgument("--purge deletes all dead letters and takes no other option")
     with _open(directory) as queue:
@@ -209,7 +210,7 @@ def compact(directory: Directory, output: Output = Format.table) -> None:
 
 @queue_app.command()
 def verify(directory: Directory, output: Output = Format.table) -> None:
-    """Read everything again; one line per problem, and exit code 1 when there is one."""
+    """Read everything again. Prints one line per problem; the exit code is 1 if there is one."""
     with _open(directory) as queue:
         problems = queue.verify()
         found = queue.stats()
@@ -226,7 +227,7 @@ def verify(directory: Directory, output: Output = Format.table) -> None:
 
 @contextlib.contextmanager
 def _open(directory: str, *, create: bool = False, keeper: bool = False) -> "Iterator[Queue]":
-    """The queue in a directory; where there is none, only `create` makes one."""
+    """The queue in a directory. If there is none, only `create` makes one."""
     known = os.path.exists(os.path.join(directory, FORMAT_FILE))
     if not known and not create:
         if not os.path.isdir(directory):
@@ -241,7 +242,7 @@ def _open(directory: str, *, create: bool = False, keeper: bool = False) -> "Ite
 
 
 def _borrowed_options(directory: str) -> "EmbeddedOptions":
-    """Settings under which opening someone's queue changes nothing they would miss."""
+    """Settings with which opening a queue changes nothing that its application would miss."""
     from raftq.node.queue.embedded.options import EmbeddedOptions  # noqa: PLC0415 - help stays fast
 
     try:
@@ -281,7 +282,7 @@ class MessagePrinter:
                 add_row(table, each.id, each.priority, attempt, when, key, as_text(each.value)[0])
             open_console().print(table)
         self._started = True
-        # Printed means handed on: dequeue acks only what is out of this process.
+        # dequeue acks only messages that have left this process.
         sys.stdout.flush()
 
 

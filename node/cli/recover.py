@@ -1,4 +1,4 @@
-"""Shell: `raftq cluster recover`, for partitions whose isr never returns."""
+"""Shell: `raftq cluster recover`, for partitions whose isr never comes back."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -33,9 +33,9 @@ def recover(
 ) -> None:
     """Give partitions without a leader the longest copy that is alive: a last resort.
 
-    For when the nodes that were in sync never come back. What only they had is lost. If one can
-    still be brought back with its disk, do that: it leads by itself, and nothing is lost.
-    """
+    Use it if the nodes that were in sync never come back. Records that only they had are lost. If
+    one can still be brought back with its disk, do that instead: it leads again, and nothing is
+    lost."""
     with open_admin(bootstrap) as admin:
         found = _found(admin, topic, partition)
         able = [one for one in found if one.copies]
@@ -139,7 +139,7 @@ def _ids(nodes: Sequence[int]) -> str:
 
 
 def tell(leaderless: "Sequence[Leaderless]") -> None:
-    """Why partitions have no leader, for `raftq cluster status`."""
+    """Says why partitions have no leader, for `raftq cluster status`."""
     for one in leaderless[:SHOWN_MAX]:
         typer.echo(f"{printable(one.topic)}/{one.partition} has no leader: {_why(one)}")
     if len(leaderless) > SHOWN_MAX:

@@ -41,7 +41,7 @@ def _tell(done: "Done", what: str, output: Format) -> None:
 
 
 def _tell_progress(progress: "ArchiveProgress") -> None:
-    """On stderr, so that what a job prints can be piped."""
+    """Shows progress on stderr, so that the output of a job can be piped."""
     typer.echo(
         f"batch {progress.batch}: {progress.rows:,} records, {progress.rows_total:,} in "
         f"{progress.seconds:.1f} s ({progress.rate:,.0f}/s)",
@@ -134,5 +134,5 @@ def compact(
 
 @spark_app.command(name="file")
 def job_file() -> None:
-    """Print the file to give to spark-submit: spark-submit $(raftq spark file) archive ..."""
+    """Print the file for spark-submit: spark-submit $(raftq spark file) archive ..."""
     typer.echo(spark_submitted.__file__)

@@ -1,7 +1,7 @@
-"""Shell: what is looked at before Spark starts, and what is said when a job fails.
+"""Shell: checks before Spark starts, and the cause of a failed job.
 
-Spark needs seconds to start and tells what went wrong in pages. Whatever can be known before is
-checked before; and of a job that fails, the cause is told in one sentence.
+Spark needs seconds to start and reports errors in pages. So everything that can be checked before
+is checked before. The cause of a failed job is reported in one sentence.
 """
 
 import os
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 def need_spark() -> None:
-    """PySpark and Java are here; a missing one is a ConfigError. Others may load PySpark then."""
+    """Checks that PySpark and Java are here; raises ConfigError if not. PySpark may be imported
+    then."""
     from raftq.client.spark import find_java, job_session  # noqa: F401, PLC0415
     from raftq.client.spark.session import is_submitted  # noqa: PLC0415
 
@@ -35,12 +36,13 @@ def need_spark() -> None:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """The names of a list by comma."""
+    """The names in a list that is separated by commas."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def need_topics(bootstrap: str, topics: Sequence[str], pattern: str = "", suffix: str = "") -> None:
-    """Named topics are there, and so is one that matches. `suffix` may be part of a name or not."""
+    """Checks that named topics exist, and one that matches. `suffix` may be part of a name or
+    not."""
     try:
         wanted = re.compile(pattern)
     except re.error as error:
@@ -56,7 +58,7 @@ def need_topics(bootstrap: str, topics: Sequence[str], pattern: str = "", suffix
 
 
 def need_place(path: str, master: str) -> None:
-    """A directory of this machine can be written to."""
+    """Checks that a directory of this machine can be written to."""
     place = _local(path, master)
     if place is None:
         return
@@ -75,7 +77,7 @@ def need_archive(path: str, master: str) -> None:
 
 
 def _local(path: str, master: str) -> str | None:
-    """The path, when Spark runs here and files without a scheme are those of this machine."""
+    """The path if Spark runs here and paths without a scheme are those of this machine."""
     from raftq.client.spark.pipelines.picture_file import local_path  # noqa: PLC0415
     from raftq.client.spark.session import is_submitted  # noqa: PLC0415
 
@@ -85,7 +87,7 @@ def _local(path: str, master: str) -> str | None:
 
 @contextmanager
 def job(master: str) -> "Iterator[SparkSession]":
-    """A session to do one job in; its failure becomes one sentence."""
+    """A session for one job. A failure becomes one sentence."""
     from raftq.client.spark import job_session  # noqa: PLC0415
     from raftq.client.spark.session import is_submitted  # noqa: PLC0415
 

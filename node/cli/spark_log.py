@@ -1,8 +1,8 @@
-"""Shell: what Spark itself writes to stderr, in a file.
+"""Shell: sends Spark's own stderr to a file.
 
-A Spark that starts, and a task that fails, write pages which are for those who look for a fault in
-Spark. The Java process takes the stderr that this one has when it is started; so it is another one
-for that moment.
+When Spark starts, and when a task fails, it writes pages that only help to find faults in Spark.
+The Java process inherits the stderr that this process has when it starts; so stderr is replaced for
+that moment.
 """
 
 import os
@@ -15,14 +15,14 @@ STDERR = 2
 
 
 class SparkLog:
-    """The file; there is none while nothing was put aside."""
+    """The file. It exists only after something was redirected."""
 
     def __init__(self) -> None:
         self._path = ""
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """A process that is started meanwhile writes its stderr to the file."""
+        """A process that starts meanwhile writes its stderr to the file."""
         handle, self._path = tempfile.mkstemp(prefix="raftq-spark-", suffix=".log")
         sys.stderr.flush()
         kept = os.dup(STDERR)

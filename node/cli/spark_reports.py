@@ -1,4 +1,4 @@
-"""Shell: `raftq spark dlq-report` and `latency-report`: tables to print, and what JSON says."""
+"""Shell: `raftq spark dlq-report` and `latency-report`: their tables and their JSON."""
 
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,8 +49,7 @@ def dlq_report(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Dead letters by topic, group, reason and time: a Parquet table and a picture below PATH.
 
-    Topics are those whose letters are meant, as in `raftq dlq`; without any, all of them.
-    """
+    Topics are the sources of the letters, as in `raftq dlq`; without any, all topics."""
     which = _selection(bootstrap, topics, pattern, since, until, bucket)
     need_spark()
     need_topics(bootstrap, which["topics"], pattern, DLQ_SUFFIX)
@@ -86,8 +85,7 @@ def latency_report(  # noqa: PLR0913
     """How long records took from their origin: a Parquet table and a picture below PATH.
 
     Latency is a record's timestamp minus its origin: a time in a header or in a field of its JSON
-    value, or the time of the last record upstream with the same key or header.
-    """
+    value, or the time of the last record upstream with the same key or header."""
     which = _selection(bootstrap, topics, pattern, since, until, bucket)
     if not topics and not pattern:
         raise InvalidArgument("a latency report needs --topics or --pattern")

@@ -1,4 +1,4 @@
-"""Shell: the program that spark-submit is given; its arguments are those of `raftq spark`.
+"""Shell: the program for spark-submit; its arguments are those of `raftq spark`.
 
 spark-submit --master yarn $(raftq spark file) archive hdfs:///archive --topics orders
 """
@@ -8,7 +8,7 @@ import sys
 
 
 def main() -> None:
-    # Python looks for modules in a program's own folder first, and one here is named `queue`.
+    # Python looks for modules in a program's own folder first, and a module here is named `queue`.
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != here]
     from raftq.node.cli import main as raftq  # noqa: PLC0415

@@ -111,7 +111,7 @@ def delete(
 def alter(
     topic: Topic, config: Config = None, bootstrap: Bootstrap = ANY, output: Output = Format.table
 ) -> None:
-    """Change settings of a topic; NAME= takes one back to its default."""
+    """Change settings of a topic. NAME= resets one to its default."""
     settings = parse_config(config or [])
     if not settings:
         raise InvalidArgument("nothing to change: give --config NAME=VALUE")
@@ -136,7 +136,7 @@ def add_partitions(
 
 
 def parse_config(pairs: Sequence[str]) -> dict[str, Detail]:
-    """Numbers are numbers, nothing is the default; the cluster checks names and bounds."""
+    """Converts numbers; an empty value means the default. The cluster checks names and bounds."""
     found: dict[str, Detail] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -188,7 +188,7 @@ def partitions_table(topics: "Sequence[TopicDescription]") -> Any:
 
 
 def waits(nodes: Sequence[int]) -> str:
-    """Why nobody leads a partition whose copies are compared."""
+    """Why a partition whose copies are being compared has no leader."""
     return f"waits for the ends of nodes {_ids(nodes)}: the longest copy is to lead"
 
 

@@ -1,16 +1,16 @@
 """Shell: `raftq work`, a queue worker on the command line.
 
-Every record is leased, handled and settled. Without a command it is printed, which is all there is
-to do. With one, the command gets the value on its stdin and what else is known in its environment:
+Every record is leased, handled and settled. Without a command it is printed, and that is all. With
+one, the command gets the value on its stdin and the other fields in its environment:
 
-    exit code 0                 the record is done
+    exit code 0                 the record is acked
     the code of --reject-code   it becomes a dead letter
-    any other, or a signal      it comes again, until its attempts are used up
+    any other, or a signal      it is delivered again, until its attempts are used up
 
     RAFTQ_TOPIC, RAFTQ_PARTITION, RAFTQ_OFFSET, RAFTQ_KEY, RAFTQ_PRIORITY, RAFTQ_ATTEMPT,
     RAFTQ_TIMESTAMP (ms), RAFTQ_RECEIPT, and RAFTQ_HEADER_<NAME> for each header
 
-Commands run in sessions of their own: Ctrl-C ends the worker, which lets them finish.
+Commands run in their own sessions: Ctrl-C ends the worker, which lets them finish.
 """
 
 import os
@@ -42,7 +42,7 @@ _NAME = re.compile(r"[^A-Za-z0-9]+")
 
 
 class CommandFailed(Exception):
-    """The record comes again."""
+    """The record is delivered again."""
 
 
 def work(  # noqa: PLR0913 - what can be said about working
@@ -89,7 +89,7 @@ def work(  # noqa: PLR0913 - what can be said about working
     names = [one for one in (each.strip() for each in topics.split(",")) if one]
     if command:
         if shutil.which(command[0]) is None:
-            # A mistake of the call must not spend the attempts of records.
+            # A wrong call must not spend the attempts of records.
             raise InvalidArgument(f"there is no command {command[0]!r:.80}")
         handler: Handler = HandlerCommand(command, duration_s("--timeout", limit), reject_code)
     else:
@@ -109,7 +109,7 @@ def work(  # noqa: PLR0913 - what can be said about working
 
 
 class Handler:
-    """Does the work for one record; raises when it could not."""
+    """Handles one record; raises if that fails."""
 
     def handle(self, record: "LeasedRecord") -> None:
         raise NotImplementedError
@@ -170,7 +170,7 @@ class HandlerCommand(Handler):
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
-    """With everything that it started."""
+    """Ends the process with everything that it started."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.communicate()
@@ -200,7 +200,7 @@ def _environment(record: "LeasedRecord") -> dict[bytes, bytes]:
 
 
 class Watch:
-    """Counts what the handler does, and stops the worker when that is enough."""
+    """Counts the results of the handler, and stops the worker when there are enough."""
 
     worker: "Worker"
 
