@@ -43,7 +43,7 @@ class GroupWorkload(QueueWorkload):
         self._members.append((process, member, process.spawn(member.run())))
 
     def replace_one(self) -> None:
-        """kill -9 of a member; or one more, or one less; or one stands still for a while."""
+        """Kills, adds or removes a member, or pauses one for a while."""
         if self.rng.random() < 0.4:
             self._stop_for_a_while(self.rng.choice(self._members)[0])
             return
@@ -58,7 +58,7 @@ class GroupWorkload(QueueWorkload):
             self._hire()
 
     def _stop_for_a_while(self, process: Process) -> None:
-        """SIGSTOP, often for longer than its session lasts: others have its partitions by then."""
+        """Pauses it, often for longer than its session: others have its partitions by then."""
         if not process.paused:
             process.pause()
             self._loop.trace(f"pause {process.name}")
@@ -74,24 +74,28 @@ class GroupWorkload(QueueWorkload):
             if task.done():
                 task.result()
 
-    async def _left(self, overseer: Recorder, place: PartitionKey) -> str:
+    async def _left(self, overseer: Recorder, key: PartitionKey) -> str:
         """Whether the group has stored the end of the partition."""
         overseer.group = GROUP
-        recalled = await overseer.recall(place)
-        records = self._records(*place)
+        recalled = await overseer.recall(key)
+        records = self._records(*key)
         end = records[-1][0] + 1 if records else 0
         if recalled.status != "ok":
             return recalled.error
-        # Nobody stores a position where there is nothing to read.
+        # Without records no position is stored.
         return "empty" if max(recalled.offset, 0) == end else f"{recalled.offset} of {end}"
 
-    def old_epochs_replicated(self) -> bool:
-        """Every partition has one owner, and nobody has more than a fair share."""
+    def is_settled(self) -> bool:
+        """Whether every partition has one owner, and no member has more than a fair share."""
         self.check_alive()
         shares = [member.consumer.assignment() for _, member, _ in self._members]
         fair = -(-len(self.places) // len(shares))
-        owned = [place for share in shares for place in share]
+        owned = [key for share in shares for key in share]
         return sorted(owned) == sorted(self.places) and max(map(len, shares)) <= fair
+
+    async def drain(self, seconds: float) -> None:
+        await self._cluster.until("the group is settled", self.is_settled, seconds)
+        await self.until_drained(seconds)
 
     async def stop(self) -> None:
         for _, member, _ in self._members:
