@@ -95,9 +95,8 @@ def _groups(queue: PartitionQueue) -> Iterator[GroupStats]:
     for group in describe(queue.engine, ""):
         lag = group.unsettled
         if not group.counters and group.stored_offset < 0:
-            lag = (
-                end - queue.leadership.data.log.start_offset
-            )  # readers that have stored nothing yet
+            # Readers that have stored nothing yet.
+            lag = end - queue.leadership.data.log.start_offset
         counters = {name: count for name, count in group.counters.items() if isinstance(count, int)}
         yield GroupStats(
             ref.topic, ref.number, group.group, max(lag, 0), group.in_flight, group.waiting,

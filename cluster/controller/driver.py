@@ -92,13 +92,14 @@ class ControllerDriver:
         assert self._group is None, "the driver runs already"
         self._metadata.subscribe(self._on_changes)
         self._metadata.on_controller(self._on_controller)
-        try:
-            async with asyncio.TaskGroup() as self._group:
+        async with asyncio.TaskGroup() as self._group:
+            try:
                 self._on_controller(self._metadata.controller, self._metadata.term)
                 await asyncio.get_running_loop().create_future()
-        finally:
-            self._group = None
-            self._disarm()
+            finally:
+                # Before the group waits for its tasks: it takes no new ones while it ends.
+                self._group = None
+                self._disarm()
 
     @property
     def in_control(self) -> bool:
@@ -161,9 +162,8 @@ class ControllerDriver:
         node = self._metadata.state.nodes.get(effect.node_id)
         answered, refused = None, False
         if effect.node_id == self._metadata.controller:
-            answered = (
-                self._incarnation
-            )  # this process itself, whatever its address looks like from here
+            # This process itself, whatever its address looks like from here.
+            answered = self._incarnation
         elif node is not None:
             where = self._address_of(node)
             answered, refused = await probe(node, effect.incarnation, self._options, where)

@@ -297,10 +297,8 @@ class Groups:
         known = group.members.get(member.member_id)
         topics, pattern = tuple(sorted(set(message.topics))), message.pattern
         if not topics and not pattern:
-            topics, pattern = (
-                member.topics,
-                member.pattern,
-            )  # the heartbeat does not repeat the subscription
+            # The heartbeat does not repeat the subscription.
+            topics, pattern = member.topics, member.pattern
         if pattern != member.pattern:
             Pattern(pattern)  # InvalidArgument, before it gets into the records
         put = replace(member, session_ms=message.session_ms, topics=topics, pattern=pattern)

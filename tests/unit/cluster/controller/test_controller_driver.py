@@ -245,3 +245,33 @@ def test_only_a_refusal_of_every_address_is_one(cause: OSError | None, refused: 
     error = ConnectFailed("not connected")
     error.__cause__ = cause
     assert is_refusal(error) == refused
+
+
+def test_a_driver_that_is_stopping_starts_no_further_probe() -> None:
+    """1. Probes of nodes 1 and 2 are under way. 2. The driver is cancelled and waits for them.
+    3. The connection of node 3 ends meanwhile."""
+
+    async def main() -> None:
+        world = World()
+        async with asyncio.timeout(10), AsyncExitStack() as stack:
+            for server in world.servers.values():
+                await stack.enter_async_context(server)
+                await server.start()
+            await world.metadata.start()
+            world.log.lead(2)
+            for node_id in world.servers:
+                await world.register(node_id)
+            task = asyncio.ensure_future(world.driver.run())
+            await asyncio.sleep(0)
+            world.driver.heartbeat(3, 1)
+            world.log.lead(1)
+            await asyncio.sleep(0)
+            assert world.driver.in_control
+            task.cancel()
+            await asyncio.sleep(0)
+            assert not task.done()
+            world.driver.session_lost(3)
+            await asyncio.wait((task,))
+            assert task.cancelled()
+
+    asyncio.run(main())
