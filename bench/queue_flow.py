@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from raftq.client.common.names import LANE_NAMES
 from raftq.client.sync.producer import Producer
-from raftq.node.queue.core.lanes import LANE_NAMES, STARVATION_S, WEIGHTS
+from raftq.node.queue.core.lanes import STARVATION_S, WEIGHTS
 from raftq_bench.bare_socket import bare_nodes
 from raftq_bench.cluster_runs import ClusterSettings, Target, target, tell
 from raftq_bench.report import Bar, Result

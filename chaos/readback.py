@@ -14,6 +14,7 @@ from raftq.chaos.history import DeadLetterSeen, Final
 from raftq.chaos.scene import NotDrained, Scene
 from raftq.client.admin.admin import Admin
 from raftq.client.common.errors import OffsetOutOfRange, RaftqError, UnknownPartition
+from raftq.client.common.names import DLQ_HEADER
 from raftq.client.common.tasks import sleep
 from raftq.client.common.types import PartitionKey
 from raftq.client.consumer.consumer import Consumer
@@ -134,13 +135,13 @@ def letter_of(value: bytes, headers: Mapping[str, bytes]) -> DeadLetterSeen:
     """Makes a dead letter from a record's value and headers."""
     texts = {name: text.decode() for name, text in headers.items()}
     return DeadLetterSeen(
-        topic=texts["x-dlq-topic"],
-        partition=int(texts["x-dlq-partition"]),
-        offset=int(texts["x-dlq-offset"]),
-        group=texts["x-dlq-group"],
+        topic=texts[DLQ_HEADER + "topic"],
+        partition=int(texts[DLQ_HEADER + "partition"]),
+        offset=int(texts[DLQ_HEADER + "offset"]),
+        group=texts[DLQ_HEADER + "group"],
         value=value.decode(),
-        attempts=int(texts["x-dlq-attempts"]),
-        reason=texts["x-dlq-reason"],
+        attempts=int(texts[DLQ_HEADER + "attempts"]),
+        reason=texts[DLQ_HEADER + "reason"],
     )
 
 

@@ -13,18 +13,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
+from raftq.client.common.backoff import Backoff
 from raftq.client.common.errors import ConfigError, InvalidArgument
+from raftq.client.common.names import LANE_NAMES
 from raftq.client.wire.codecs import CODECS
 from raftq.client.wire.frames import FRAME_BYTES_MAX
-from raftq.client.wire.layout import BATCH_BYTES_MAX, LANE_COUNT, RECORDS_MAX
+from raftq.client.wire.layout import BATCH_BYTES_MAX, RECORDS_MAX
 from raftq.client.wire.messages import VERSION_MAX, VERSION_MIN, Acks, Role
 from raftq.client.wire.record import VALUE_BYTES_MAX
 
 PORT_DEFAULT = 7070
 LANES: dict[str | int, int] = {
-    "critical": 0, "high": 1, "normal": 2, "low": 3, "background": 4,
-    **{lane: lane for lane in range(LANE_COUNT)},
-}  # fmt: skip
+    **{name: lane for lane, name in enumerate(LANE_NAMES)},
+    **{lane: lane for lane in range(len(LANE_NAMES))},
+}
 
 Address = tuple[str, int]
 Bootstrap = str | Sequence[str]
@@ -126,6 +128,10 @@ class ClientOptions:
         yield from at_least(self, 0, "topic_grace_ms", "ping_ms")
         if self.retry_backoff_ms_max < self.retry_backoff_ms:
             yield "retry_backoff_ms_max is under retry_backoff_ms"
+
+    def backoff(self) -> Backoff:
+        """The waits between retries."""
+        return Backoff(self.retry_backoff_ms, self.retry_backoff_ms_max, self.rng)
 
     def connection(self) -> ConnectionOptions:
         return ConnectionOptions(
@@ -388,7 +394,7 @@ def lane_of(priority: str | int) -> int:
     """The lane of a priority given by name or number."""
     lane = LANES.get(priority) if isinstance(priority, str | int) else None
     if lane is None or isinstance(priority, bool):
-        names = ", ".join(name for name in LANES if isinstance(name, str))
+        names = ", ".join(LANE_NAMES)
         raise InvalidArgument(f"priority {priority!r} is none of {names} and not 0..4")
     return lane
 

@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from raftq.node.queue.core.lanes import LANE_NAMES, WEIGHTS
+from raftq.client.common.names import LANE_NAMES
+from raftq.node.queue.core.lanes import WEIGHTS
 from raftq.node.queue.embedded.message import DeadMessage, QueueStats
 from raftq_demo.plan import NACKED, REJECTED, Job, is_rejected, number_of
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from raftq.node.queue.core.lanes import LANE_NAMES
+from raftq.client.common.names import LANE_NAMES
 from raftq.node.queue.embedded.message import Message
 from raftq.node.queue.embedded.queue import Queue
 from raftq_demo.checks import Deliveries

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from raftq.node.queue.core.lanes import LANE_NAMES
+from raftq.client.common.names import LANE_NAMES
 
 BLOCK = random.Random(7).randbytes(1000)
 BATCH, DELAYED_BATCH = 100, 20

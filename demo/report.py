@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from raftq.node.queue.core.lanes import LANE_NAMES, WEIGHTS
+from raftq.client.common.names import LANE_NAMES
+from raftq.node.queue.core.lanes import WEIGHTS
 from raftq.node.queue.embedded.message import DeadMessage
 from raftq_demo.checks import Check, Deliveries, shares
 from raftq_demo.cluster import Kill

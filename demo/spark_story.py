@@ -17,9 +17,9 @@ from typing import Any
 
 from raftq.chaos.harness.local_cluster import LocalCluster
 from raftq.client.common.errors import ConfigError, RaftqError, RequestTimeout
+from raftq.client.common.names import is_internal
 from raftq.client.sync.admin import Admin
 from raftq.client.sync.consumer import Consumer
-from raftq.cluster.metadata.topic_config import is_internal
 from raftq_demo.checks import Check
 
 WAIT_S = 60.0

@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 
 from raftq.client.common.errors import CorruptBatch
+from raftq.client.common.names import is_internal
 from raftq.client.wire.group_messages import GROUPS_TOPIC
-from raftq.cluster.metadata.topic_config import is_internal
 from raftq.node.groups.coordinators import Coordinators
 from raftq.node.queue.leader.copy_sender import NodeCopySender
 from raftq.node.queue.leader.copy_service import LedTransfers

@@ -11,9 +11,9 @@ from typing import ClassVar
 from raftq.chaos.faults.base import NOTHING
 from raftq.chaos.world import PartitionView, World
 from raftq.client.common.errors import Detail, RequestTimeout
+from raftq.client.common.names import DLQ_SUFFIX
 from raftq.client.common.types import PartitionKey
 
-LETTERS = ".dlq"
 LOOK_S = 0.01
 LOOKS_MAX, LOOKS_FEW = 2_000, 200
 PARTITIONS_MAX = 8
@@ -42,7 +42,7 @@ def movable(world: World, topic: str) -> dict[PartitionKey, PartitionView]:
     return {
         key: view
         for key, view in sorted(world.operator.partitions().items())
-        if key[0].startswith(topic) and not key[0].endswith(LETTERS)
+        if key[0].startswith(topic) and not key[0].endswith(DLQ_SUFFIX)
         if view.leader is not None and not view.moves and set(view.isr) == set(view.replicas)
     }
 
@@ -288,5 +288,5 @@ def _topics(world: World, topic: str) -> list[str]:
     """Topics whose names begin with `topic`, without dead letters and those of OtherTopics."""
     names = {name for name, _ in world.operator.partitions() if name.startswith(topic)}
     return sorted(
-        name for name in names if not name.endswith(LETTERS) and not name.startswith("other-")
+        name for name in names if not name.endswith(DLQ_SUFFIX) and not name.startswith("other-")
     )

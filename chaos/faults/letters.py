@@ -8,6 +8,7 @@ from raftq.chaos.faults.base import NOTHING
 from raftq.chaos.world import World
 from raftq.client.admin.admin import Admin
 from raftq.client.common.errors import RaftqError
+from raftq.client.common.names import DLQ_SUFFIX
 from raftq.client.net.connection import Connection
 from raftq.client.wire.group_messages import FindCoordinator
 
@@ -72,7 +73,7 @@ class LettersRefused:
         return "dead letters refused"
 
     def inject(self, world: World) -> str:
-        self._topics = sorted({name for name, _ in world.leaders() if name.endswith(".dlq")})
+        self._topics = sorted({name for name, _ in world.leaders() if name.endswith(DLQ_SUFFIX)})
         asyncio.run(_require(world, self._topics, len(world.ids)))
         self._node = world.rng.choice(world.ids)
         world.kill(self._node)

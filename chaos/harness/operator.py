@@ -18,6 +18,7 @@ from raftq.client.common.errors import (
     TransportError,
     UnknownTopic,
 )
+from raftq.client.common.names import is_internal
 from raftq.client.net.connection import Connection
 from raftq.client.options import ConnectionOptions
 from raftq.client.wire.admin_messages import (
@@ -62,7 +63,7 @@ class DirectOperator:
                 partition.leader, partition.replicas, partition.isr, bool(partition.target)
             )
             for topic in self._metadata(None).topics
-            if not topic.topic.startswith("__")
+            if not is_internal(topic.topic)
             for partition in topic.partitions
         }
 

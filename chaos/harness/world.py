@@ -34,6 +34,7 @@ from raftq.chaos.harness.power_cut import lose
 from raftq.chaos.toxiproxy import MISSING, NoLinks, Toxiproxy, find_toxiproxy
 from raftq.chaos.world import CLIENTS, CLOCK, TOXIPROXY, Links, Operator
 from raftq.client.common.errors import InvalidArgument, RaftqError, RequestTimeout
+from raftq.client.common.names import is_internal
 from raftq.client.net.connection import Connection
 from raftq.client.options import ConnectionOptions
 from raftq.client.wire.messages import Metadata, MetadataReply
@@ -162,7 +163,7 @@ class ProxiedCluster:
         return {
             partition_key: leader
             for partition_key, (_, leader) in sorted(newest.items())
-            if leader and not partition_key[0].startswith("__")
+            if leader and not is_internal(partition_key[0])
         }
 
     def copies(self) -> dict[tuple[str, int], tuple[int, ...]]:

@@ -13,7 +13,7 @@ from typing import Literal
 from raftq.client.admin.requests import AdminRequests
 from raftq.client.admin.results import GroupPartition
 from raftq.client.common.errors import InvalidArgument, RaftqError, UnknownGroup, UnknownTopic
-from raftq.client.common.names import INTERNAL_PREFIX
+from raftq.client.common.names import is_internal
 from raftq.client.common.types import PartitionKey
 from raftq.client.wire.group_messages import (
     DescribeGroup,
@@ -56,7 +56,7 @@ async def partitions_of(
     asked = {
         key: DescribeQueue(*key, group)
         for key in await requests.keys(own or None)
-        if not key[0].startswith(INTERNAL_PREFIX)
+        if not is_internal(key[0])
     }
     answers = await requests.ask_leaders(asked, UnknownTopic)
     return [

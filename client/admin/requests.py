@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
-from raftq.client.common.backoff import Backoff, out_of_time
+from raftq.client.common.backoff import out_of_time
 from raftq.client.common.errors import (
     InvalidArgument,
     NotLeader,
@@ -57,7 +57,7 @@ class AdminRequests:
         when an earlier attempt may have taken effect; the answer is of no use then."""
         last: RaftqError | None = None
         unknown = False
-        backoff = self._backoff()
+        backoff = self._options.backoff()
         try:
             async with asyncio.timeout(self.timeout_s):
                 while True:
@@ -173,7 +173,7 @@ class AdminRequests:
     ) -> T:
         """Look again and again until something is found. `problem` is the text of the error when
         the given time is spent."""
-        backoff = self._backoff()
+        backoff = self._options.backoff()
         try:
             async with asyncio.timeout(self.timeout_s):
                 while (found := await look()) is None:
@@ -181,10 +181,6 @@ class AdminRequests:
                 return found
         except TimeoutError:
             raise out_of_time(problem(f"{self._options.timeout_ms} ms"), None) from None
-
-    def _backoff(self) -> Backoff:
-        options = self._options
-        return Backoff(options.retry_backoff_ms, options.retry_backoff_ms_max, options.rng)
 
 
 def _is_final(error: RaftqError) -> bool:

@@ -16,6 +16,11 @@ LANE_NAMES = ("critical", "high", "normal", "low", "background")
 """The priorities; a lane's number is its place here."""
 
 
+def is_internal(name: str) -> bool:
+    """Whether a topic or group belongs to the system itself."""
+    return name.startswith(INTERNAL_PREFIX)
+
+
 def letters_topic(topic: str) -> str:
     """The topic with the dead letters of `topic`, which may be that topic itself."""
     return topic if topic.endswith(DLQ_SUFFIX) else topic + DLQ_SUFFIX

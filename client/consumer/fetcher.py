@@ -410,12 +410,8 @@ class Fetcher:
             self._back_off(assigned, error)
 
     def _back_off(self, assigned: Assigned, error: RaftqError) -> None:
-        options = self._options
-        most = min(
-            options.retry_backoff_ms << min(assigned.attempts, 20), options.retry_backoff_ms_max
-        )
+        self._pause(assigned, self._options.backoff().after_s(assigned.attempts))
         assigned.attempts += 1
-        self._pause(assigned, most / 1000 * options.rng.uniform(0.5, 1.0))
         if error.refresh_route:
             assigned.asking = self._routes.request_refresh()
 

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from raftq.client.common.backoff import Backoff, copy_error
+from raftq.client.common.backoff import copy_error
 from raftq.client.common.errors import FencedGeneration, OffsetOutOfRange, RaftqError
 from raftq.client.common.tasks import Tasks, sleep
 from raftq.client.common.types import PartitionKey
@@ -173,7 +173,7 @@ class OwnedPartitions:
 
     async def _claim_some(self, claims: dict[PartitionKey, int]) -> None:
         options = self._options
-        backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_ms_max, options.rng)
+        backoff = options.backoff()
         while claims:
             found = await self._offsets.claim(claims, self.member.member_id, CLAIM_S)
             for key, answer in found.items():

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from raftq.client.common.backoff import Backoff, out_of_time
+from raftq.client.common.backoff import out_of_time
 from raftq.client.common.errors import Outcome, RaftqError
 from raftq.client.common.tasks import sleep
 from raftq.client.options import ClientOptions
@@ -23,7 +23,7 @@ class Attempts:
         self.unknown = False
         self._loop = asyncio.get_running_loop()
         self.deadline = self._loop.time() + timeout_s
-        self._backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_ms_max, options.rng)
+        self._backoff = options.backoff()
 
     def left_s(self) -> float:
         return max(self.deadline - self._loop.time(), 0.0)

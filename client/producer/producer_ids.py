@@ -7,7 +7,6 @@ new id of its own (`renew`); the others keep theirs.
 import asyncio
 from collections.abc import Callable
 
-from raftq.client.common.backoff import Backoff
 from raftq.client.common.errors import RaftqError
 from raftq.client.common.tasks import Tasks, sleep
 from raftq.client.net.pool import Pool
@@ -75,7 +74,7 @@ class Identities:
         """Asks one node after the other until one answers. Waiting batches have their own
         deadline."""
         options = self._options
-        backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_ms_max, options.rng)
+        backoff = options.backoff()
         while True:
             for address in self._routes.addresses():
                 try:

@@ -358,13 +358,10 @@ class Sender:
 
     def _back_off(self, outbox: Outbox, error: RaftqError) -> None:
         """Waits before the next attempt, and requests the routes meanwhile."""
-        options = self._options
         outbox.last_error = error
         outbox.stuck = True
-        grown = options.retry_backoff_ms << min(outbox.attempts, 20)
-        most = min(grown, options.retry_backoff_ms_max)
+        wait_s = self._options.backoff().after_s(outbox.attempts)
         outbox.attempts += 1
-        wait_s = most / 1000 * options.rng.uniform(0.5, 1.0)
         outbox.timer = self._loop.call_later(wait_s, self._resume, outbox)
         if error.refresh_route:
             self._routes.request_refresh()

@@ -195,13 +195,10 @@ class Leasing:
 
     def _rest(self, partition_key: PartitionKey, error: RaftqError) -> None:
         """Leaves a partition out for a moment, or until another node leads it."""
-        options = self._options
         failures = self._failures.get(partition_key, 0)
         self._failures[partition_key] = failures + 1
-        most = min(options.retry_backoff_ms << min(failures, 20), options.retry_backoff_ms_max)
-        rest_s = most / 1000 * options.rng.uniform(0.5, 1.0)
         leader = self._routes.leader(*partition_key)
-        until = self._loop.time() + rest_s
+        until = self._loop.time() + self._options.backoff().after_s(failures)
         self._resting[partition_key] = (None if leader is None else leader[0], until)
         self._nodes = None
         if self._alarm is None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from raftq.client.admin.requests import AdminRequests
 from raftq.client.common.errors import InvalidArgument, RaftqError, UnknownTopic
-from raftq.client.common.names import INTERNAL_PREFIX
+from raftq.client.common.names import is_internal
 from raftq.client.common.types import PartitionKey
 from raftq.client.consumer.stored_offsets import Offsets as GroupOffsets
 from raftq.client.consumer.stored_offsets import first_error
@@ -107,7 +107,7 @@ class Survey(Blocking):
             counts = {
                 topic: count
                 for topic, count in counts.items()
-                if pattern.fullmatch(topic) and not topic.startswith(INTERNAL_PREFIX)
+                if pattern.fullmatch(topic) and not is_internal(topic)
             }
         only = options.partitions
         return sorted(

@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from raftq.client.common.backoff import doubled_ms
 from raftq.cluster.controller.events import (
     Abdicate,
     Changed,
@@ -237,7 +238,7 @@ class Controller:
         refusals = 0 if event.error is None else self._refusals.get(key, 0) + 1
         self._refusals[key] = refusals
         # Also after a success: its change may not have arrived here yet.
-        wait_ms = min(self.config.retry_ms << min(refusals, 16), self.config.balance_ms)
+        wait_ms = doubled_ms(self.config.retry_ms, refusals, self.config.balance_ms)
         self._held[key] = now + wait_ms / 1000
         if key == _MOVES:
             self._moves_due = True

@@ -7,8 +7,8 @@ are for no group. Dead-letter topics are only for members that name them: a patt
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from raftq.client.common.names import DLQ_SUFFIX, is_internal
 from raftq.cluster.groups.patterns import Pattern
-from raftq.cluster.metadata.topic_config import DEAD_LETTER_SUFFIX, is_internal
 
 
 class TopicCounts:
@@ -48,4 +48,4 @@ class TopicCounts:
 
 def _matching(pattern: str, names: Iterable[str]) -> dict[str, None]:
     matches = Pattern(pattern).matches
-    return {name: None for name in names if not name.endswith(DEAD_LETTER_SUFFIX) and matches(name)}
+    return {name: None for name in names if not name.endswith(DLQ_SUFFIX) and matches(name)}

@@ -18,6 +18,7 @@ from raftq.client.common.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from raftq.client.common.names import is_internal
 from raftq.cluster.metadata.changes import (
     Change,
     LeaderResigned,
@@ -59,7 +60,6 @@ from raftq.cluster.metadata.state import (
 from raftq.cluster.metadata.topic_config import (
     REPLICATION_MAX,
     check_topic_name,
-    is_internal,
     topic_config,
 )
 

@@ -31,18 +31,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from raftq.client.common.errors import Detail, InvalidArgument
+from raftq.client.common.names import DLQ_SUFFIX
 
 HOUR_MS = 3_600_000
 MIB = 1024 * 1024
 UNLIMITED = -1
 NUMBER_MAX = (1 << 63) - 1
 REPLICATION_MAX = 16
-INTERNAL_PREFIX = "__"
 
 NAME_CHARACTERS_MAX = 245
 """The longest name of a topic: the name of its dead-letter topic then has at most 249
 characters, which fits a file name."""
-DEAD_LETTER_SUFFIX = ".dlq"
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 
 # name: (default, smallest, largest, whether -1 stands for no limit)
@@ -98,22 +97,17 @@ class TopicConfig:
 def check_topic_name(name: str) -> None:
     """Raise InvalidArgument unless it can name a new topic. "." and ".." have a meaning in
     paths."""
-    length = len(name.removesuffix(DEAD_LETTER_SUFFIX))
+    length = len(name.removesuffix(DLQ_SUFFIX))
     if not is_topic_name(name) or length > NAME_CHARACTERS_MAX:
         raise InvalidArgument(
             f"topic name {name[:300]!r}: use 1 to {NAME_CHARACTERS_MAX} of the characters A-Z a-z "
-            f"0-9 . _ - (its dead letters are in NAME{DEAD_LETTER_SUFFIX})"
+            f"0-9 . _ - (its dead letters are in NAME{DLQ_SUFFIX})"
         )
 
 
 def is_topic_name(name: str) -> bool:
     """Report whether a topic may have this name: an older topic, or dead letters."""
     return _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
-
-
-def is_internal(name: str) -> bool:
-    """Report whether a topic is internal to the cluster. Clients may only read it."""
-    return name.startswith(INTERNAL_PREFIX)
 
 
 def topic_config(

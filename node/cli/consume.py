@@ -21,6 +21,7 @@ import typer
 from rich.table import Table
 
 from raftq.client.common.errors import InvalidArgument, RequestTimeout
+from raftq.client.common.names import LANE_NAMES
 from raftq.node.cli.bootstrap import ANY, Bootstrap, open_admin, open_consumer
 from raftq.node.cli.output import add_row, as_text, content_json, moment, open_console
 
@@ -32,7 +33,6 @@ PORTION = 2_000
 POLL_S = 0.5
 OFFSET_MAX = 2**63 - 1
 UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-LANES = ("critical", "high", "normal", "low", "background")
 
 
 class RecordFormat(StrEnum):
@@ -295,7 +295,7 @@ class RecordPrinter:
         table.add_column("value", ratio=1, no_wrap=True)
         for record in records:
             key = "" if record.key is None else as_text(record.key)[0]
-            place = (str(record.partition), str(record.offset), LANES[record.priority])
+            place = (str(record.partition), str(record.offset), LANE_NAMES[record.priority])
             add_row(table, *place, moment(record.timestamp / 1000), key, as_text(record.value)[0])
         return table
 
@@ -306,6 +306,6 @@ def record_json(record: Shown) -> dict[str, Any]:
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": record.timestamp,
-        "priority": LANES[record.priority],
+        "priority": LANE_NAMES[record.priority],
         **content_json(record.value, record.key, record.headers),
     }

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 import typer
 
 from raftq.client.common.errors import OffsetOutOfRange
+from raftq.client.common.names import LANE_NAMES
 from raftq.node.cli.bootstrap import ANY, Bootstrap, open_admin
-from raftq.node.cli.consume import LANES
 from raftq.node.cli.output import (
     Format,
     Output,
@@ -46,7 +46,7 @@ def list_delayed(
                 "partition": one.partition,
                 "offset": one.offset,
                 "deliver_at": one.deliver_at,
-                "priority": LANES[one.priority],
+                "priority": LANE_NAMES[one.priority],
             }
             print_json(row | content_json(one.value or b"", one.key, one.headers or {}))
         return
@@ -54,7 +54,7 @@ def list_delayed(
     table.title = None
     for one in found:
         place = (str(one.partition), str(one.offset), moment(one.deliver_at / 1000))
-        add_row(table, *place, LANES[one.priority], as_text(one.value or b"")[0])
+        add_row(table, *place, LANE_NAMES[one.priority], as_text(one.value or b"")[0])
     open_console().print(table)
 
 

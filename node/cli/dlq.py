@@ -7,8 +7,8 @@ import typer
 
 from raftq.client.admin.letter_filter import LetterFilter
 from raftq.client.common.errors import InvalidArgument, UnknownTopic
+from raftq.client.common.names import LANE_NAMES
 from raftq.node.cli.bootstrap import ANY, Bootstrap, open_admin
-from raftq.node.cli.consume import LANES
 from raftq.node.cli.moments import time_ms
 from raftq.node.cli.output import (
     Format,
@@ -175,6 +175,6 @@ def letter_json(one: "DeadLetter") -> dict[str, Any]:
         "first_delivery": one.first_delivery,
         "last_delivery": one.last_delivery,
         "timestamp": one.timestamp,
-        "priority": LANES[one.priority],
+        "priority": LANE_NAMES[one.priority],
         **content_json(one.value, one.key, one.headers),
     }

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raftq.client.common.errors import InvalidArgument
+from raftq.client.common.names import LANE_NAMES
 from raftq.node.cli.bootstrap import ANY, Bootstrap, make_worker
-from raftq.node.cli.consume import LANES, RecordFormat, RecordPrinter
+from raftq.node.cli.consume import RecordFormat, RecordPrinter
 from raftq.node.cli.moments import duration_s
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _environment(record: "LeasedRecord") -> dict[bytes, bytes]:
         "TOPIC": record.topic,
         "PARTITION": record.partition,
         "OFFSET": record.offset,
-        "PRIORITY": LANES[record.priority],
+        "PRIORITY": LANE_NAMES[record.priority],
         "ATTEMPT": record.attempt,
         "TIMESTAMP": record.timestamp,
         "RECEIPT": record.receipt,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raftq.client.common.errors import UnknownPartition, UnknownTopic
+from raftq.client.common.names import is_internal
 from raftq.cluster.metadata.state import TopicState
 from raftq.node.http.clients import HttpClients
 from raftq.node.http.options import HttpOptions
@@ -58,7 +59,7 @@ class Topics:
     def queued(self) -> list[str]:
         """The names of the topics that have leases or delays."""
         topics = self._facts.metadata.state.topics.values()
-        return [one.name for one in topics if one.queued and not one.name.startswith("__")]
+        return [one.name for one in topics if one.queued and not is_internal(one.name)]
 
     async def get_partition(self, call: Call) -> tuple[TopicState, int]:
         """The topic and the partition of the path."""

@@ -4,6 +4,7 @@ from typing import Any
 
 from raftq.client.admin.results import DelayedPage, DelayedRecord
 from raftq.client.common.errors import OffsetOutOfRange
+from raftq.client.common.names import LANE_NAMES
 from raftq.node.http.context import Context
 from raftq.node.http.fields import (
     BOOLEAN,
@@ -16,7 +17,7 @@ from raftq.node.http.fields import (
     array_of,
 )
 from raftq.node.http.kinds import Whole
-from raftq.node.http.messages import PRIORITIES, PRIORITY_NAME
+from raftq.node.http.messages import PRIORITY_NAME
 from raftq.node.http.paths import PARTITION
 from raftq.node.http.routes import Call, HttpReply, Route
 from raftq.node.http.values import format_duration, format_time
@@ -92,7 +93,7 @@ def _write(one: DelayedRecord) -> dict[str, Any]:
         "partition": one.partition,
         "offset": one.offset,
         "deliver_at": format_time(one.deliver_at),
-        "priority": PRIORITIES[one.priority],
+        "priority": LANE_NAMES[one.priority],
     }
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raftq.client.common.errors import TooLarge
+from raftq.client.common.names import LANE_NAMES
 from raftq.client.common.types import Times
 from raftq.client.queue.leased import LeasedRecord
 from raftq.client.results import Record
@@ -50,20 +51,19 @@ from raftq.node.http.values import (
 
 Readable = Record | LeasedRecord
 
-PRIORITIES = ("critical", "high", "normal", "low", "background")
 
-_NUMBERS = {name: number for number, name in enumerate(PRIORITIES)}
+_NUMBERS = {name: number for number, name in enumerate(LANE_NAMES)}
 _NUMBERS |= {name.upper(): number for name, number in _NUMBERS.items()}
 _PLAIN = frozenset({"key", "value"})
 _HEADERS: Schema = {"type": "object", "additionalProperties": STRING}
 _ENCODING: Schema = {"type": "string", "enum": ["text", "base64"]}
-PRIORITY_NAME: Schema = {"type": "string", "enum": list(PRIORITIES)}
+PRIORITY_NAME: Schema = {"type": "string", "enum": list(LANE_NAMES)}
 
 
 class Priority(Kind):
     """A lane by name or number."""
 
-    _number = Whole(0, len(PRIORITIES) - 1)
+    _number = Whole(0, len(LANE_NAMES) - 1)
 
     def schema(self) -> Schema:
         name = {"type": "string", "enum": list(_NUMBERS)}
@@ -74,7 +74,7 @@ class Priority(Kind):
             return self._number.read(path, given)
         number = _NUMBERS.get(given) if type(given) is str else None
         if number is None:
-            raise invalid(path, f"must be one of {', '.join(PRIORITIES)}, or 0..4")
+            raise invalid(path, f"must be one of {', '.join(LANE_NAMES)}, or 0..4")
         return number
 
 
@@ -306,7 +306,7 @@ def _binary(record: Readable) -> dict[str, Any]:
         "timestamp": format_time(record.timestamp),
         "key": record.key,
         "value": record.value,
-        "priority": PRIORITIES[record.priority],
+        "priority": LANE_NAMES[record.priority],
         "headers": dict(record.headers),  # msgpack packs no other mapping
     }
 
@@ -318,7 +318,7 @@ def _textual(record: Readable) -> dict[str, Any]:
         "timestamp": format_time(record.timestamp),
         "key": None,
         "value": "",
-        "priority": PRIORITIES[record.priority],
+        "priority": LANE_NAMES[record.priority],
         "headers": {},
     }
     try:

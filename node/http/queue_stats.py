@@ -1,8 +1,8 @@
 """Handlers of figures about deliveries, over all partitions of the cluster. (Shell.)"""
 
+from raftq.client.common.names import LANE_NAMES
 from raftq.node.http.context import Context
 from raftq.node.http.fields import INTEGER, STRING, answer, map_of
-from raftq.node.http.messages import PRIORITIES
 from raftq.node.http.routes import Call, HttpReply, Route
 from raftq.node.http.values import format_duration
 
@@ -39,11 +39,11 @@ class QueueStatsHandlers:
         totals = await self._clients.admin.queue_sums(self._topics.queued())
         waits = {
             name: format_duration(wait / count / 1000 if count else 0.0)
-            for name, count, wait in zip(PRIORITIES, totals.lanes, totals.lane_wait_ms, strict=True)
+            for name, count, wait in zip(LANE_NAMES, totals.lanes, totals.lane_wait_ms, strict=True)
         }
         return HttpReply(
             {
-                "messages_by_priority": dict(zip(PRIORITIES, totals.lanes, strict=True)),
+                "messages_by_priority": dict(zip(LANE_NAMES, totals.lanes, strict=True)),
                 "avg_wait_time_by_priority": waits,
                 "missing_partitions": totals.missing,
             }

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from raftq.client.common.errors import RaftqError, TooLarge
+from raftq.client.common.names import LANE_NAMES
 from raftq.client.consumer.pages import Position
 from raftq.client.results import Appended
 from raftq.client.wire.layout import LANE_NORMAL
@@ -22,7 +23,6 @@ from raftq.node.http.fields import (
 )
 from raftq.node.http.kinds import Time, Whole
 from raftq.node.http.messages import (
-    PRIORITIES,
     PRIORITY_NAME,
     RECORD_SCHEMA,
     Messages,
@@ -130,7 +130,7 @@ def _published(records: Outgoing, outcomes: list[Appended | RaftqError]) -> Http
             result: dict[str, Any] = {
                 "partition": outcome.partition,
                 "offset": outcome.offset,
-                "priority": PRIORITIES[lanes[at]],
+                "priority": LANE_NAMES[lanes[at]],
                 "delayed": outcome.delayed,
             }
             if outcome.deliver_at is not None:

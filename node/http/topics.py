@@ -3,6 +3,7 @@
 from typing import Any
 
 from raftq.client.common.errors import Detail
+from raftq.client.common.names import is_internal
 from raftq.cluster.metadata.state import ClusterState, PartitionState
 from raftq.cluster.metadata.topic_config import CHOICES, NUMBERS, REPLICATION_MAX
 from raftq.node.http.context import Context
@@ -28,7 +29,6 @@ RETENTION_HOURS_DEFAULT = 168
 PARTITIONS_MAX = 100_000
 HOURS_MAX = 100 * 365 * 24
 MOVES_MAX = 1000
-INTERNAL_PREFIX = "__"
 
 _SETTINGS: Schema = {"type": "object", "additionalProperties": True}
 _NODES = array_of(INTEGER)
@@ -84,7 +84,7 @@ class TopicHandlers:
 
     async def list_all(self, call: Call) -> HttpReply:
         names = sorted(self._facts.metadata.state.topics)
-        return HttpReply({"topics": [one for one in names if not one.startswith(INTERNAL_PREFIX)]})
+        return HttpReply({"topics": [one for one in names if not is_internal(one)]})
 
     async def describe(self, call: Call) -> HttpReply:
         topic = await self._topics.by_name(call.path["topic"])

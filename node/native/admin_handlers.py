@@ -8,12 +8,12 @@ from importlib.metadata import version
 from typing import Any
 
 from raftq.client.common.errors import InvalidArgument
+from raftq.client.common.names import INTERNAL_PREFIX, is_internal
 from raftq.client.wire import admin_messages as admin
 from raftq.client.wire.messages import Metadata, MetadataReply
 from raftq.cluster.metadata.commands import SetDraining
 from raftq.cluster.metadata.info import metadata_info
 from raftq.cluster.metadata.log import MetadataLog
-from raftq.cluster.metadata.topic_config import INTERNAL_PREFIX, is_internal
 
 
 class AdminHandlers:

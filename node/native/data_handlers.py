@@ -22,6 +22,7 @@ from raftq.client.common.errors import (
     OffsetOutOfRange,
     RaftqError,
 )
+from raftq.client.common.names import is_internal
 from raftq.client.common.types import Buffer
 from raftq.client.wire.messages import (
     Fetch,
@@ -40,7 +41,6 @@ from raftq.client.wire.messages import (
 from raftq.client.wire.outline import outlines
 from raftq.cluster.metadata.commands import AllocateProducerIds, InitNamedProducer
 from raftq.cluster.metadata.log import MetadataLog
-from raftq.cluster.metadata.topic_config import is_internal
 from raftq.node.replication.partition import Partition
 from raftq.node.replication.partitions import Partitions
 

@@ -28,6 +28,7 @@ from raftq.client.common.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from raftq.client.common.names import is_internal
 from raftq.cluster.metadata.changes import (
     Change,
     NodeChanged,
@@ -38,7 +39,6 @@ from raftq.cluster.metadata.changes import (
 from raftq.cluster.metadata.commands import EnableQueues
 from raftq.cluster.metadata.log import MetadataLog
 from raftq.cluster.metadata.state import PartitionState, TopicState
-from raftq.cluster.metadata.topic_config import is_internal
 from raftq.node.config import NodeConfig
 from raftq.node.metrics.counters import NodeMetrics
 from raftq.node.replication.end_reports import EndReporter

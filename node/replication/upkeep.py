@@ -30,12 +30,12 @@ from raftq.client.common.errors import (
     StorageFailed,
     UnknownPartition,
 )
+from raftq.client.common.names import is_internal
 from raftq.client.common.tasks import sleep
 from raftq.client.common.types import Buffer
 from raftq.client.net.connection import Connection
 from raftq.client.wire.headers import clip_below, end_offset_of
 from raftq.client.wire.node_messages import ReadReplica, ReadReplicaReply
-from raftq.cluster.metadata.topic_config import is_internal
 from raftq.node.config import StorageConfig
 from raftq.node.replication.follower import Net, Spawn
 from raftq.node.replication.partition import Partition

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 LANES = 5
-LANE_NAMES = ("critical", "high", "normal", "low", "background")
 WEIGHTS = (50, 25, 15, 7, 3)
 STARVATION_S = 30.0
 

@@ -7,12 +7,13 @@ from itertools import pairwise
 from typing import Any
 
 from raftq.client.common.errors import DiskFull, InvalidArgument, LeaseForeign
+from raftq.client.common.names import DLQ_HEADER
 from raftq.client.wire.batch import encode
 from raftq.client.wire.record import Headers
 from raftq.node.queue.core.entries import Entry, Row
 from raftq.node.queue.core.group_delivery import DyingRecords, Grant, GroupDelivery
 from raftq.node.queue.embedded.engine import QueueEngine, Target
-from raftq.node.queue.embedded.message import DLQ_HEADER, Held, Message, record_bytes
+from raftq.node.queue.embedded.message import Held, Message, record_bytes
 from raftq.node.queue.embedded.reader import LaneReader
 
 logger = logging.getLogger("raftq.queue")

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
+from raftq.client.common.names import DLQ_HEADER, LANE_NAMES
 from raftq.client.wire.batch import encode
 from raftq.client.wire.record import BatchRecord
-from raftq.node.queue.core.lanes import LANE_NAMES
 from raftq.node.queue.embedded.engine import QueueEngine
 from raftq.node.queue.embedded.ledger import DeadLettersDone
-from raftq.node.queue.embedded.message import DLQ_FACTS, DLQ_HEADER, DeadMessage, record_bytes
+from raftq.node.queue.embedded.message import DLQ_FACTS, DeadMessage, record_bytes
 
 REDRIVE_RECORDS_MAX = 500
 REDRIVE_BYTES_MAX = 4 * 1024 * 1024

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from raftq.client.common.names import DLQ_HEADER, LANE_NAMES
 from raftq.client.wire.record import Headers
-from raftq.node.queue.core.lanes import LANE_NAMES
 
 DELAYED_ID_PREFIX = "d"
-DLQ_HEADER = "x-dlq-"
 DLQ_FACTS = frozenset(
     DLQ_HEADER + fact
     for fact in (

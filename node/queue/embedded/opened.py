@@ -25,7 +25,7 @@ from raftq.client.common.errors import (
     StorageFailed,
     TooLarge,
 )
-from raftq.node.queue.core.lanes import LANE_NAMES
+from raftq.client.common.names import LANE_NAMES
 from raftq.node.queue.embedded.check import check_path
 from raftq.node.queue.embedded.consume import GroupConsumer
 from raftq.node.queue.embedded.dead import EmbeddedDeadLetters

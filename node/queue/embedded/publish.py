@@ -11,10 +11,10 @@ from itertools import repeat
 from typing import Any
 
 from raftq.client.common.errors import DiskFull, InvalidArgument, QueueFull, RaftqError, TooLarge
+from raftq.client.common.names import LANE_NAMES
 from raftq.client.wire.batch import LANE_NORMAL, encode, encode_one
 from raftq.client.wire.codecs import CODECS
 from raftq.client.wire.record import Headers, check_record_limits
-from raftq.node.queue.core.lanes import LANE_NAMES
 from raftq.node.queue.embedded.check import SECONDS_MAX, check_number
 from raftq.node.queue.embedded.engine import QueueEngine, Target
 from raftq.node.queue.embedded.message import delayed_id, record_bytes

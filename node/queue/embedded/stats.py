@@ -1,7 +1,7 @@
 """Counts an open queue for its owner. One caller at a time."""
 
+from raftq.client.common.names import LANE_NAMES
 from raftq.node.queue.core.group_delivery import GroupDelivery
-from raftq.node.queue.core.lanes import LANE_NAMES
 from raftq.node.queue.embedded.dead import EmbeddedDeadLetters
 from raftq.node.queue.embedded.engine import DEFAULT_GROUP, QueueEngine
 from raftq.node.queue.embedded.message import LaneStats, QueueStats

@@ -1,8 +1,8 @@
 """Shell: the verbs that look at a queue and steer it."""
 
 from raftq.client.common.errors import InvalidArgument, OffsetOutOfRange, UnknownCheckpoint
+from raftq.client.common.names import LANE_NAMES
 from raftq.client.wire.batch import validate
-from raftq.node.queue.core.lanes import LANE_NAMES
 from raftq.node.queue.embedded.browse import PEEK_MAX, browse, peek
 from raftq.node.queue.embedded.check import (
     check_count,

@@ -21,7 +21,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 
 from raftq.client.common.errors import InvalidArgument
-from raftq.cluster.metadata.topic_config import DEAD_LETTER_SUFFIX, TopicConfig
+from raftq.client.common.names import DLQ_SUFFIX
+from raftq.cluster.metadata.topic_config import TopicConfig
 from raftq.node.queue.core.config import DeliveryConfig
 from raftq.node.queue.core.entries import (
     ABSOLUTE,
@@ -273,7 +274,7 @@ class GroupDeliveries:
 
 def delivery_config(topic: str, config: TopicConfig) -> DeliveryConfig:
     """How the groups of a topic lease and retry. A dead letter never dies again."""
-    is_last = topic.endswith(DEAD_LETTER_SUFFIX)
+    is_last = topic.endswith(DLQ_SUFFIX)
     return DeliveryConfig(
         lease_s=config.visibility_timeout_ms / 1000,
         max_deliveries=ATTEMPT_MAX - 1 if is_last else config.max_deliveries,

@@ -7,6 +7,7 @@ what there is. One that is not there yet gets a stored offset by a reset, where 
 from dataclasses import fields
 
 from raftq.client.common.errors import Detail, OffsetOutOfRange, UnknownGroup
+from raftq.client.common.names import is_internal
 from raftq.client.wire.queue_messages import QueueGroup, SteerGroup, SteerGroupReply
 from raftq.node.queue.core.delivery_state import Counters
 from raftq.node.queue.core.entries import DeletedEntry
@@ -15,7 +16,6 @@ from raftq.node.queue.leader.deliveries import GroupState
 from raftq.node.queue.leader.engine import LedgerEngine, Waits
 from raftq.node.queue.leader.stored_offsets import NOTHING, StoredPosition
 
-INTERNAL_PREFIX = "__"
 _COUNTERS = tuple(one.name for one in fields(Counters))
 
 
@@ -92,7 +92,7 @@ def unsettled(core: GroupDelivery) -> int:
 def describe(engine: LedgerEngine, name: str) -> tuple[QueueGroup, ...]:
     """The groups of the partition, or the one of that name."""
     names = {**engine.deliveries.groups, **engine.offsets.positions}
-    wanted = [name] if name else [one for one in names if not one.startswith(INTERNAL_PREFIX)]
+    wanted = [name] if name else [one for one in names if not is_internal(one)]
     return tuple(_described(engine, one) for one in sorted(wanted) if one in names)
 
 

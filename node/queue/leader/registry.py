@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from raftq.client.common.errors import InvalidArgument, NotLeader
-from raftq.cluster.metadata.topic_config import is_internal
+from raftq.client.common.names import is_internal
 from raftq.node.queue.leader.engine import QueueTools
 from raftq.node.queue.leader.partition_queue import PartitionQueue
 from raftq.node.replication.leader_log import Leadership

@@ -23,8 +23,8 @@ from raftq.client.common.errors import (
     LeaseLost,
     RaftqError,
 )
+from raftq.client.common.names import DLQ_SUFFIX
 from raftq.client.wire.queue_messages import Settle
-from raftq.cluster.metadata.topic_config import DEAD_LETTER_SUFFIX
 from raftq.node.queue.core.entries import ACKED, ExtendedEntry, ReturnedEntry, Row, SettledEntry
 from raftq.node.queue.core.group_delivery import DyingRecords, GroupDelivery
 from raftq.node.queue.core.leases import TAG_SHIFT, group_tag
@@ -67,7 +67,7 @@ def settle(engine: LedgerEngine, message: Settle) -> SettleResult:
     if message.verb == "ack":
         decided = _ack(group.core, rows, now)
     else:
-        is_dead_letter = engine.leadership.ref.topic.endswith(DEAD_LETTER_SUFFIX)
+        is_dead_letter = engine.leadership.ref.topic.endswith(DLQ_SUFFIX)
         decided = _decide(group.core, rows, now, message, is_dead_letter)
     if decided.entry is None:
         waits = [engine.ledger.barrier()]
