@@ -36,7 +36,7 @@ class _Surveyor(Client):
         self._requests = AdminRequests(self._routes, self._pool, self._options)
 
     async def partition_counts(self, topics: tuple[str, ...] | None) -> dict[str, int]:
-        """The number of partitions, by topic. Raises UnknownTopic for a topic that does not exist."""
+        """The number of partitions, by topic. Raises UnknownTopic for an unknown topic."""
         self._ensure_started()
         reply = await self._requests.metadata(topics)
         counts = {topic.topic: len(topic.partitions) for topic in reply.topics if not topic.error}

@@ -1,24 +1,23 @@
 """Shell: the embedded queue for asyncio, with the verbs of `Queue`.
 
-Calls that only touch memory and the page cache (some microseconds) run in the loop; what waits for
-a disk (fsync `always`, open, close, sync, compact, verify) runs in threads of its own. A consumer
+Verbs that touch only memory and the page cache (some microseconds) run in the loop. Verbs that wait
+for a disk (all under fsync `always`; open, close, sync, compact, verify) run in threads. A consumer
 that waits is a future, not a thread.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial, wraps
 from pathlib import Path
-from types import TracebackType
-from typing import TypedDict, TypeVar, Unpack
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
 
 from raftq.client.common.errors import QueueClosed
-from raftq.client.wire.record import Headers
 from raftq.node.queue.embedded.check import check_seconds
 from raftq.node.queue.embedded.engine import DEFAULT_GROUP
-from raftq.node.queue.embedded.message import DeadMessage, DelayedMessage, Message, QueueStats
-from raftq.node.queue.embedded.options import EmbeddedOptions
+from raftq.node.queue.embedded.message import Message
+from raftq.node.queue.embedded.options import EmbeddedOptions, OpenSettings
 from raftq.node.queue.embedded.queue import Queue
 from raftq.node.queue.embedded.transaction import Transaction
 
@@ -26,55 +25,22 @@ from raftq.node.queue.embedded.transaction import Transaction
 THREADS_MAX = 32
 WAIT_S_MAX = 3600.0
 
+P = ParamSpec("P")
 T = TypeVar("T")
+Waits = Literal["never", "for fsync", "long"]
+"""When a verb waits for a disk: never, only under fsync `always`, or each time."""
 
 
-class OpenKeywords(TypedDict, total=False):
-    """The settings of `Queue.open`, explained in QueueOptions."""
+def _verb(
+    verb: Callable[Concatenate[Queue, P], T], waits: Waits = "for fsync"
+) -> "Callable[Concatenate[AsyncQueue, P], Coroutine[Any, Any, T]]":
+    """The verb of a Queue as a verb of an AsyncQueue."""
 
-    fsync: str
-    fsync_interval: float
-    visibility_timeout: float
-    max_deliveries: int
-    backoff: float
-    backoff_max: float
-    backoff_jitter: float
-    in_flight_max: int
-    max_messages: int | None
-    max_bytes: int | None
-    value_bytes_max: int
-    retention: float | None
-    retention_bytes: int | None
-    dead_letter_retention: float | None
-    dead_letter_expired: bool
-    dedup_window: float
-    compression: str
-    segment_bytes: int
-    reserve_bytes: int
-    page_cache_bytes: int | None
+    @wraps(verb)
+    async def call(self: "AsyncQueue", /, *args: P.args, **keywords: P.kwargs) -> T:
+        return await self._run(partial(verb, self.queue, *args, **keywords), waits)
 
-
-class EnqueueKeywords(TypedDict, total=False):
-    """What can be said about a message, as in `Queue.enqueue`."""
-
-    key: bytes | None
-    priority: str | int
-    delay: float | None
-    deliver_at: float | None
-    ttl: float | None
-    headers: Headers | None
-    dedup_id: str | None
-
-
-class BatchKeywords(TypedDict, total=False):
-    """What can be said about a batch, as in `Queue.enqueue_batch`."""
-
-    keys: Sequence[bytes | None] | None
-    priority: str | int
-    delay: float | None
-    deliver_at: float | None
-    ttl: float | None
-    headers: Sequence[Headers | None] | None
+    return call
 
 
 class AsyncQueue:
@@ -88,8 +54,8 @@ class AsyncQueue:
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="raftq-async")
 
     @classmethod
-    def open(cls, path: str | Path, **settings: Unpack[OpenKeywords]) -> "AsyncQueue":
-        """Checks the settings; the directory is opened by `async with` (or `await q.start()`)."""
+    def open(cls, path: str | Path, **settings: Unpack[OpenSettings]) -> "AsyncQueue":
+        """Check the settings. `async with` or `await q.start()` opens the directory."""
         return cls(path, EmbeddedOptions(**settings))
 
     async def start(self) -> "AsyncQueue":
@@ -99,7 +65,7 @@ class AsyncQueue:
             try:
                 self._queue = await asyncio.wrap_future(opening)
             except asyncio.CancelledError:
-                # Nobody will ever close what the thread is still opening.
+                # The thread still opens the queue, and nothing else would close it.
                 opening.add_done_callback(_close_unwanted)
                 raise
         return self
@@ -117,12 +83,7 @@ class AsyncQueue:
     async def __aenter__(self) -> "AsyncQueue":
         return await self.start()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property
@@ -132,13 +93,32 @@ class AsyncQueue:
             raise QueueClosed("open the queue first: async with AsyncQueue.open(...)")
         return self._queue
 
-    async def enqueue(self, value: bytes, **about: Unpack[EnqueueKeywords]) -> str:
-        return await self._durably(lambda: self.queue.enqueue(value, **about))
-
-    async def enqueue_batch(
-        self, values: Sequence[bytes], **about: Unpack[BatchKeywords]
-    ) -> list[str]:
-        return await self._durably(lambda: self.queue.enqueue_batch(values, **about))
+    enqueue = _verb(Queue.enqueue)
+    enqueue_batch = _verb(Queue.enqueue_batch)
+    ack = _verb(Queue.ack)
+    ack_batch = _verb(Queue.ack_batch)
+    nack = _verb(Queue.nack)
+    postpone = _verb(Queue.postpone)
+    reject = _verb(Queue.reject)
+    extend = _verb(Queue.extend)
+    peek = _verb(Queue.peek, "never")
+    delayed = _verb(Queue.delayed, "never")
+    cancel = _verb(Queue.cancel)
+    dead_letters = _verb(Queue.dead_letters, "long")
+    redrive = _verb(Queue.redrive, "long")
+    purge_dead_letters = _verb(Queue.purge_dead_letters, "long")
+    checkpoint = _verb(Queue.checkpoint)
+    checkpoints = _verb(Queue.checkpoints, "never")
+    replay_from = _verb(Queue.replay_from)
+    purge = _verb(Queue.purge)
+    pause = _verb(Queue.pause)
+    resume = _verb(Queue.resume)
+    groups = _verb(Queue.groups, "never")
+    delete_group = _verb(Queue.delete_group)
+    compact = _verb(Queue.compact, "long")
+    sync = _verb(Queue.sync, "long")
+    stats = _verb(Queue.stats, "never")
+    verify = _verb(Queue.verify, "long")
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -150,7 +130,7 @@ class AsyncQueue:
             if not context.__exit__(type(error), error, error.__traceback__):
                 raise
         else:
-            await self._durably(lambda: context.__exit__(None, None, None))
+            await self._run(lambda: context.__exit__(None, None, None))
 
     async def dequeue(
         self,
@@ -213,101 +193,12 @@ class AsyncQueue:
                 if auto_ack and not done:
                     self.queue.give_back(message)
             if auto_ack:
-                held = message
-                await self._durably(lambda held=held: self.queue.finish(held))  # type: ignore[misc]
+                await self._run(partial(self.queue.finish, message))
 
-    async def ack(self, message: Message) -> None:
-        await self._durably(lambda: self.queue.ack(message))
-
-    async def ack_batch(self, messages: Iterable[Message]) -> None:
-        await self._durably(lambda: self.queue.ack_batch(messages))
-
-    async def nack(self, message: Message, delay: float | None = None) -> None:
-        await self._durably(lambda: self.queue.nack(message, delay))
-
-    async def postpone(self, message: Message, delay: float) -> None:
-        await self._durably(lambda: self.queue.postpone(message, delay))
-
-    async def reject(self, message: Message, reason: str, error: str = "") -> None:
-        await self._durably(lambda: self.queue.reject(message, reason, error))
-
-    async def extend(self, message: Message, extension: float) -> None:
-        await self._durably(lambda: self.queue.extend(message, extension))
-
-    async def peek(self, max_messages: int = 10, *, group: str = DEFAULT_GROUP) -> list[Message]:
-        return self.queue.peek(max_messages, group=group)
-
-    async def delayed(self, limit: int = 1000) -> list[DelayedMessage]:
-        return self.queue.delayed(limit)
-
-    async def cancel(self, message_id: str) -> bool:
-        return await self._durably(lambda: self.queue.cancel(message_id))
-
-    async def dead_letters(
-        self, *, reason: str | None = None, limit: int | None = None
-    ) -> list[DeadMessage]:
-        return await self._in_thread(lambda: self.queue.dead_letters(reason=reason, limit=limit))
-
-    async def redrive(self, reason: str | None = None, limit: int | None = None) -> int:
-        return await self._in_thread(lambda: self.queue.redrive(reason, limit))
-
-    async def purge_dead_letters(self) -> int:
-        return await self._in_thread(self.queue.purge_dead_letters)
-
-    async def checkpoint(self, name: str, *, group: str = DEFAULT_GROUP) -> int:
-        return await self._durably(lambda: self.queue.checkpoint(name, group=group))
-
-    async def checkpoints(self) -> dict[str, int]:
-        return self.queue.checkpoints()
-
-    async def replay_from(
-        self,
-        *,
-        offset: int | None = None,
-        timestamp: float | None = None,
-        checkpoint: str | None = None,
-        group: str = DEFAULT_GROUP,
-    ) -> int:
-        return await self._durably(
-            lambda: self.queue.replay_from(
-                offset=offset, timestamp=timestamp, checkpoint=checkpoint, group=group
-            )
-        )
-
-    async def purge(self) -> int:
-        return await self._durably(self.queue.purge)
-
-    async def pause(self, *, group: str = DEFAULT_GROUP) -> None:
-        await self._durably(lambda: self.queue.pause(group=group))
-
-    async def resume(self, *, group: str = DEFAULT_GROUP) -> None:
-        await self._durably(lambda: self.queue.resume(group=group))
-
-    async def groups(self) -> list[str]:
-        return self.queue.groups()
-
-    async def delete_group(self, group: str) -> bool:
-        return await self._durably(lambda: self.queue.delete_group(group))
-
-    async def compact(self) -> int:
-        return await self._in_thread(self.queue.compact)
-
-    async def sync(self) -> None:
-        await self._in_thread(self.queue.sync)
-
-    async def stats(self) -> QueueStats:
-        return self.queue.stats()
-
-    async def verify(self) -> list[str]:
-        return await self._in_thread(self.queue.verify)
-
-    async def _durably(self, call: Callable[[], T]) -> T:
-        """In the loop when it cannot wait for the disk, else in a thread."""
-        if self._options.fsync != "always":
+    async def _run(self, call: Callable[[], T], waits: Waits = "for fsync") -> T:
+        """In the loop if the call cannot wait for the disk, else in a thread."""
+        if waits == "never" or (waits == "for fsync" and self._options.fsync != "always"):
             return call()
-        return await self._in_thread(call)
-
-    async def _in_thread(self, call: Callable[[], T]) -> T:
         self._check_not_closed()
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 

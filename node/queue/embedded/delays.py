@@ -18,13 +18,14 @@ from raftq.client.common.errors import (
     OffsetOutOfRange,
     UnknownFormat,
 )
+from raftq.client.common.names import LANE_NAMES
 from raftq.client.wire.batch import FLAG_CONTROL, FLAG_DELAY_OFFSETS, Batch, encode
 from raftq.client.wire.record import BatchRecord
 from raftq.node.queue.core.codec import encode_stored, stored_decoder
 from raftq.node.queue.core.delay_schedule import DelaySchedule
 from raftq.node.queue.core.entries import LedgerStruct
 from raftq.node.queue.embedded.files import QueueFiles
-from raftq.node.queue.embedded.message import record_bytes
+from raftq.node.queue.embedded.message import DelayedMessage, delayed_id, record_bytes
 from raftq.node.storage.compaction import compact
 
 logger = logging.getLogger("raftq.queue")
@@ -168,11 +169,24 @@ class EmbeddedDelays:
         self._changes += len(pending)
         return len(pending)
 
-    def records(self, offsets: Sequence[int]) -> Iterable[tuple[int, BatchRecord]]:
-        """The stored records of these delay offsets; damaged ones are left out."""
-        for offset, record in self._records(offsets):
-            if record is not None:
-                yield offset, record
+    def cancel_all(self) -> None:
+        self.cancel([offset for offset, _ in self.schedule.pending(self.schedule.pending_count)])
+
+    def messages(self, limit: int) -> list[DelayedMessage]:
+        """Messages that are not yet due, the next one first; damaged ones are left out."""
+        due = dict(self.schedule.pending(limit))
+        return [
+            DelayedMessage(
+                delayed_id(offset),
+                due[offset] / 1000,
+                record.value,
+                record.key,
+                record.headers,
+                LANE_NAMES[record.priority],
+            )
+            for offset, record in self._records(list(due))
+            if record is not None
+        ]
 
     def upkeep(self, force: bool = False) -> None:
         """Save a snapshot and drop what is done, once enough has changed."""

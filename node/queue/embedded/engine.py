@@ -15,9 +15,11 @@ from raftq.client.common.errors import (
     CorruptFile,
     DiskFull,
     InvalidArgument,
+    OffsetOutOfRange,
     RaftqError,
+    UnknownCheckpoint,
 )
-from raftq.client.wire.batch import Batch, encode
+from raftq.client.wire.batch import Batch, encode, validate
 from raftq.client.wire.encoder import encode_control
 from raftq.node.queue.core.entries import RANGE_MAX, CreatedEntry, Entry, pack
 from raftq.node.queue.core.group_delivery import DeliveryConfig, GroupDelivery
@@ -25,6 +27,7 @@ from raftq.node.queue.embedded.check import check_text
 from raftq.node.queue.embedded.delays import EmbeddedDelays
 from raftq.node.queue.embedded.files import QueueFiles
 from raftq.node.queue.embedded.ledger import (
+    GroupForgotten,
     Intent,
     IntentDecided,
     QueueEntry,
@@ -176,6 +179,40 @@ class QueueEngine:
             if self.unapplied is None and self.files.restore_reserve():
                 return
             raise DiskFull(f"no space left on the disk of queue {self.name!r}; acks still work")
+
+    def delete_group(self, name: str) -> Target:
+        for key in [key for key in self.readers if key[0] == name]:
+            del self.readers[key]
+        return self.write_shell(GroupForgotten(name))
+
+    def find_offset(
+        self, offset: int | None, timestamp: float | None, checkpoint: str | None
+    ) -> int:
+        """The offset that one of the three names."""
+        data = self.files.data
+        if checkpoint is not None:
+            known = self.state.checkpoints.get(checkpoint)
+            if known is None:
+                raise UnknownCheckpoint(f"queue {self.path!r} has no checkpoint {checkpoint!r}")
+            # Retention may have dropped messages behind the checkpoint: replay what is left.
+            return max(known, data.start_offset)
+        if timestamp is not None:
+            # Rounded, so that a message's own timestamp finds it.
+            return data.offset_for_time(round(timestamp * 1000))
+        if offset is None or not data.start_offset <= offset <= data.end_offset:
+            raise OffsetOutOfRange(
+                f"offset {offset} is not kept: the queue has "
+                f"{data.start_offset} to {data.end_offset}"
+            )
+        return offset
+
+    def verify(self, name: str) -> list[str]:
+        """Read a whole log again; returns one line for each damaged range."""
+        log = self.files.logs[name]
+        for batch in log.batches(log.start_offset, skip_damaged=True):
+            validate(batch)
+        self.note_damage()
+        return [f"{name}: {damage}" for damage in log.damaged]
 
     def reader(self, group: str, lane: int) -> LaneReader:
         found = self.readers.get((group, lane))

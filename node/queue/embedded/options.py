@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
+from typing import TypedDict
 
 from raftq.client.common.errors import ConfigError
 from raftq.client.wire.codecs import CODECS
@@ -83,6 +84,31 @@ class EmbeddedOptions:
                 yield f"{name} is {limit!r}; it must be more than 0, or None for no limit"
         if self.dead_letter_expired not in (True, False):
             yield f"dead_letter_expired is {self.dead_letter_expired!r}, not True or False"
+
+
+class OpenSettings(TypedDict, total=False):
+    """The fields of EmbeddedOptions, as keywords."""
+
+    fsync: str
+    fsync_interval: float
+    visibility_timeout: float
+    max_deliveries: int
+    backoff: float
+    backoff_max: float
+    backoff_jitter: float
+    in_flight_max: int
+    max_messages: int | None
+    max_bytes: int | None
+    value_bytes_max: int
+    retention: float | None
+    retention_bytes: int | None
+    dead_letter_retention: float | None
+    dead_letter_expired: bool
+    dedup_window: float
+    compression: str
+    segment_bytes: int
+    reserve_bytes: int
+    page_cache_bytes: int | None
 
 
 _BOUNDS: dict[str, tuple[float, float]] = {

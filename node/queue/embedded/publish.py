@@ -6,16 +6,18 @@ whatever is refused is refused before anything is written.
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import repeat
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import groupby, repeat
+from math import ceil
 from typing import Any
 
 from raftq.client.common.errors import DiskFull, InvalidArgument, QueueFull, RaftqError, TooLarge
 from raftq.client.common.names import LANE_NAMES
+from raftq.client.common.times import due_ms, expiry_ms
 from raftq.client.wire.batch import LANE_NORMAL, encode, encode_one
 from raftq.client.wire.codecs import CODECS
 from raftq.client.wire.record import Headers, check_record_limits
-from raftq.node.queue.embedded.check import SECONDS_MAX, check_number
 from raftq.node.queue.embedded.engine import QueueEngine, Target
 from raftq.node.queue.embedded.message import delayed_id, record_bytes
 
@@ -154,6 +156,21 @@ class Publisher:
         batches.append(self._encode(draft, start, len(values), now_ms))
         return batches
 
+    def encode_all(
+        self, drafts: list[Draft], now_ms: int
+    ) -> tuple[list[tuple[str, bytearray]], list[str]]:
+        """Batches with the names of their logs, and the ids that their messages will have."""
+        appends: list[tuple[str, bytearray]] = []
+        ids: list[str] = []
+        ends = {name: log.end_offset for name, log in self._engine.files.logs.items()}
+        for draft in _merge_drafts(drafts):
+            delayed = draft.deliver_at_ms > now_ms
+            name = "delays" if delayed else "data"
+            appends += [(name, batch) for batch in self.encode(draft, now_ms)]
+            ids += ids_of(ends[name], len(draft.values), delayed)
+            ends[name] += len(draft.values)
+        return appends, ids
+
     def _encode(self, draft: Draft, start: int, end: int, now_ms: int) -> bytearray:
         count = end - start
         whole = count == len(draft.values)
@@ -278,26 +295,28 @@ def check_values(
         check_record_limits(value, key, about, value_bytes_max)
 
 
-def due_ms(delay: float | None, deliver_at: float | None, now: float) -> int:
-    """When a message is due, in ms; 0 for at once."""
-    if delay is not None and deliver_at is not None:
-        raise InvalidArgument("give either delay or deliver_at, not both")
-    if deliver_at is not None:
-        delay = check_number(deliver_at, "deliver_at") - now
-    elif delay is not None:
-        delay = check_number(delay, "delay")
-    if delay is None or delay <= 0:
-        return 0
-    if delay > SECONDS_MAX:
-        raise InvalidArgument(f"a delay of {delay} seconds is over the limit of {SECONDS_MAX:.0f}")
-    # Rounded up: a millisecond late is allowed, a millisecond early is not.
-    return -int(-(now + delay) * 1000 // 1)
+def message_times(
+    delay: float | None, deliver_at: float | datetime | None, ttl: float | None, now: float
+) -> tuple[int, int]:
+    """When a message is due (0: at once), and when it ends (0: never), in ms since 1970."""
+    # due_ms() takes a clock that was rounded down, and makes up for that with one millisecond.
+    due = due_ms(delay, deliver_at, ceil(now * 1000) - 1)
+    return due, expiry_ms(ttl, due, int(now * 1000))
 
 
-def expiry_ms(ttl: float | None, due: int, now: float) -> int:
-    """When a message's time to live ends, in ms, counted from when it is due; 0 for never."""
-    if ttl is None:
-        return 0
-    if not check_number(ttl, "ttl") > 0 or ttl > SECONDS_MAX:
-        raise InvalidArgument(f"ttl must be more than 0 and at most {SECONDS_MAX:.0f} seconds")
-    return int((due or now * 1000) + ttl * 1000)
+def _merge_drafts(drafts: list[Draft]) -> list[Draft]:
+    """Neighbours that can share a batch, joined; the order stays."""
+    merged: list[Draft] = []
+    for _, alike in groupby(drafts, key=lambda d: (d.lane, d.deliver_at_ms, d.expires_at_ms)):
+        rows = list(alike)
+        keys = [key for row in rows for key in row.keys or [None]]
+        headers = [each for row in rows for each in row.headers or [None]]
+        merged.append(
+            replace(
+                rows[0],
+                values=[value for row in rows for value in row.values],
+                keys=keys if any(key is not None for key in keys) else None,
+                headers=headers if any(headers) else None,
+            )
+        )
+    return merged

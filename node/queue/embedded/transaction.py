@@ -1,8 +1,7 @@
 """Enqueues and acks that happen together or not at all. (Core of `Queue.transaction`.)"""
 
 from collections.abc import Iterable
-from dataclasses import replace
-from itertools import groupby
+from datetime import datetime
 
 from raftq.client.common.errors import InvalidArgument, TooLarge
 from raftq.client.wire.record import Headers
@@ -13,9 +12,8 @@ from raftq.node.queue.embedded.publish import (
     Draft,
     check_list,
     check_values,
-    due_ms,
-    expiry_ms,
     lane_of,
+    message_times,
 )
 
 TRANSACTION_BYTES_MAX = 32 * 1024 * 1024
@@ -44,21 +42,19 @@ class Transaction:
         key: bytes | None = None,
         priority: str | int = "normal",
         delay: float | None = None,
-        deliver_at: float | None = None,
+        deliver_at: float | datetime | None = None,
         ttl: float | None = None,
         headers: Headers | None = None,
     ) -> None:
         self._check_running()
         check_values([value], [key], [headers], self._options.value_bytes_max)
-        due = due_ms(delay, deliver_at, self._now)
         draft = Draft(
             [value],
             None if key is None else [key],
             # A copy: the caller may change its headers for the next message before the commit.
             [dict(headers)] if headers else None,
             lane_of(priority),
-            due,
-            expiry_ms(ttl, due, self._now),
+            *message_times(delay, deliver_at, ttl, self._now),
         )
         size = self.size_bytes + record_bytes(value, key, headers)
         if size > TRANSACTION_BYTES_MAX:
@@ -86,21 +82,3 @@ class Transaction:
     def _check_running(self) -> None:
         if self._over:
             raise InvalidArgument("the transaction is over; open another one")
-
-
-def merge_drafts(drafts: list[Draft]) -> list[Draft]:
-    """Neighbours that can share a batch, joined; the order stays."""
-    merged: list[Draft] = []
-    for _, alike in groupby(drafts, key=lambda d: (d.lane, d.deliver_at_ms, d.expires_at_ms)):
-        rows = list(alike)
-        keys = [key for row in rows for key in row.keys or [None]]
-        headers = [each for row in rows for each in row.headers or [None]]
-        merged.append(
-            replace(
-                rows[0],
-                values=[value for row in rows for value in row.values],
-                keys=keys if any(key is not None for key in keys) else None,
-                headers=headers if any(headers) else None,
-            )
-        )
-    return merged

@@ -1,8 +1,11 @@
 """Delayed messages of the embedded queue: never early, lost or twice, and cancelled for good."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from raftq import Queue
+from raftq.client.common.errors import InvalidArgument
 
 DAY = 86400.0
 
@@ -219,3 +222,16 @@ def test_a_clock_that_goes_back_delays_but_loses_nothing(queue: Queue, clock) ->
     assert queue.dequeue() is None
     clock.advance(1.1, queue)
     assert drain(queue) == [b"a"]
+
+
+def test_deliver_at_is_a_datetime_or_seconds_since_1970(queue: Queue, clock) -> None:
+    moment = datetime.fromtimestamp(clock.now + 5, UTC)
+    queue.enqueue(b"one", deliver_at=moment)
+    queue.enqueue(b"two", deliver_at=clock.now + 5)
+    with queue.transaction() as tx:
+        tx.enqueue(b"three", deliver_at=moment)
+    assert {message.deliver_at for message in queue.delayed()} == {clock.now + 5}
+    with pytest.raises(InvalidArgument, match="hundred years"):
+        queue.enqueue(b"in ms", deliver_at=clock.now * 1000)
+    clock.advance(5, queue)
+    assert len(queue.dequeue_batch(10)) == 3

@@ -1,5 +1,6 @@
 """The embedded queue given nonsense: always an error that names the problem, nothing written."""
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from raftq.client.common.errors import (
     TooLarge,
     UnknownCheckpoint,
 )
-from raftq.node.queue.embedded.options import EmbeddedOptions
+from raftq.node.queue.embedded.options import EmbeddedOptions, OpenSettings
 from raftq.node.queue.embedded.queue import Queue
 
 NAN, INF = math.nan, math.inf
@@ -407,3 +408,8 @@ def test_a_transaction_checks_its_arguments_at_once(queue: Queue) -> None:
             tx.enqueue(b"first")
             call(tx)
     assert queue.stats().total == 0
+
+
+def test_the_keywords_of_open_are_the_options() -> None:
+    fields = {field.name: field.type for field in dataclasses.fields(EmbeddedOptions)}
+    assert OpenSettings.__annotations__ == fields
