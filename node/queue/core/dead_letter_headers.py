@@ -1,8 +1,8 @@
 """Dead letters as records: the headers they carry, and back. (Pure.)
 
-A dead letter keeps the key, value, headers and lane of the record it copies. What made it one
-stands in headers of its own: times in ms, numbers as decimal text. A redriven record loses those
-and gets one that says where it was.
+A dead letter keeps the key, value, headers and lane of the record it copies. The facts of the
+record's death are in extra headers: times in ms since 1970, numbers as decimal text. A redriven
+record loses these headers and gets one that says where it was.
 """
 
 from raftq.client.admin.letter_filter import LetterFilter
@@ -27,13 +27,13 @@ def matches(which: LetterFilter, record: BatchRecord) -> bool:
     )
 
 
-def dead_headers(record: BatchRecord, death: Death, source: Target) -> Headers:
-    """The headers of the copy of a record that died."""
+def dead_headers(headers: Headers, offset: int, death: Death, source: Target) -> Headers:
+    """The headers of the copy of a record that died: its own and the facts of its death."""
     facts = {
         "reason": death.reason,
         "topic": source[0],
         "partition": str(source[1]),
-        "offset": str(record.offset),
+        "offset": str(offset),
         "group": death.group,
         "attempts": str(death.attempt),
         "first-delivery": str(int(death.first * 1000)),
@@ -41,17 +41,17 @@ def dead_headers(record: BatchRecord, death: Death, source: Target) -> Headers:
         "error": death.error,
     }
     added = {DLQ_HEADER + name: _cut(fact) for name, fact in facts.items()}
-    return _fit(record.headers, added)
+    return _fit(headers, added)
 
 
 def redriven_headers(record: BatchRecord, source: Target) -> Headers:
-    """The headers of a letter that goes back to where it came from."""
+    """The headers of a letter that goes back to its origin."""
     kept = {name: item for name, item in record.headers.items() if not name.startswith(DLQ_HEADER)}
     return _fit(kept, {REDRIVEN_FROM: f"{source[0]}/{source[1]}/{record.offset}".encode()})
 
 
 def origin(record: BatchRecord) -> Target | None:
-    """Where a letter came from; None when its headers do not say."""
+    """The topic and partition of the record that died; None if the headers do not have them."""
     topic = record.headers.get(DLQ_HEADER + "topic")
     number = record.headers.get(DLQ_HEADER + "partition")
     if topic is None or number is None or not number.isdigit() or len(number) > 9:
@@ -67,7 +67,7 @@ def _cut(fact: str) -> bytes:
 
 
 def _fit(headers: Headers, added: Headers) -> Headers:
-    """Both together; what is added comes first when a record's headers are at their limit."""
+    """Both together. If that is too long, the record's own headers are dropped first."""
     both = headers | added
     if len(pack_headers(both)) <= HEADERS_BYTES_MAX:
         return both

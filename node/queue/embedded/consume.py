@@ -7,9 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 from raftq.client.common.errors import DiskFull, InvalidArgument, LeaseForeign
-from raftq.client.common.names import DLQ_HEADER
 from raftq.client.wire.batch import encode
 from raftq.client.wire.record import Headers
+from raftq.node.queue.core.copy_ledger import Death
+from raftq.node.queue.core.dead_letter_headers import dead_headers
 from raftq.node.queue.core.entries import Entry, Row
 from raftq.node.queue.core.group_delivery import DyingRecords, Grant, GroupDelivery
 from raftq.node.queue.embedded.engine import QueueEngine, Target
@@ -25,7 +26,6 @@ DEAD_RECORDS_MAX = 1000
 DEAD_BYTES_MAX = 4 * 1024 * 1024
 DEAD_READ_MAX = 16
 DEAD_RETRY_S = 1.0
-FACT_BYTES_MAX = 4096
 
 DeadPair = tuple[Message, DyingRecords]
 
@@ -279,22 +279,11 @@ class GroupConsumer:
         ]
 
     def _dead_headers(self, message: Message, letter: DyingRecords, error: str) -> Headers:
-        facts = {
-            "reason": letter.reason,
-            "topic": self._engine.name,
-            "partition": "0",
-            "offset": str(message.offset),
-            "group": message.group,
-            "attempts": str(letter.attempt),
-            "first-delivery": repr(letter.first),
-            "last-delivery": repr(letter.last),
-            "error": error,
-        }
-        added = {
-            DLQ_HEADER + name: fact.encode("utf-8", "replace")[:FACT_BYTES_MAX]
-            for name, fact in facts.items()
-        }
-        return message.headers | added
+        death = Death(
+            *(message.group, letter.nonce, letter.attempt, letter.first, letter.last),
+            *(letter.reason, error),
+        )
+        return dead_headers(message.headers, message.offset, death, (self._engine.name, 0))
 
 
 def message_list(messages: Any) -> list[Message]:

@@ -130,9 +130,14 @@ def _letter(record: BatchRecord) -> DeadMessage:
         group=facts.get("group", ""),
         offset=int(facts.get("offset", "-1")),
         attempts=int(facts.get("attempts", "0")),
-        first_delivery=float(facts.get("first-delivery", "0")),
-        last_delivery=float(facts.get("last-delivery", "0")),
+        first_delivery=_seconds(facts.get("first-delivery", "0")),
+        last_delivery=_seconds(facts.get("last-delivery", "0")),
     )
+
+
+def _seconds(fact: str) -> float:
+    # Directories of older versions have seconds, with a dot; all others have milliseconds.
+    return float(fact) if "." in fact else int(fact) / 1000
 
 
 def _ranges(offsets: Iterable[int]) -> list[tuple[int, int]]:

@@ -122,6 +122,7 @@ class DeadMessage:
     attempts: int
     first_delivery: float
     last_delivery: float
+    """In seconds since 1970, to the millisecond."""
 
 
 @dataclass(slots=True)

@@ -356,7 +356,7 @@ class LedTransfers:
                 if death is None:
                     pairs.append((record, redriven_headers(record, source)))
                 else:
-                    pairs.append((record, dead_headers(record, death, source)))
+                    pairs.append((record, dead_headers(record.headers, offset, death, source)))
         keys = [record.key for record, _ in pairs]
         return encode(
             [record.value for record, _ in pairs],

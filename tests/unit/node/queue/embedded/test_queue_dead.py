@@ -8,6 +8,7 @@ import pytest
 
 from raftq import Queue
 from raftq.client.common.errors import AlreadySettled, LeaseExpired
+from raftq.client.wire.batch import encode
 
 
 def values(messages) -> list[bytes]:
@@ -49,11 +50,18 @@ def test_the_stored_dead_letter_has_the_facts_as_headers(queue: Queue) -> None:
     (record,) = [r for batch in queue._files.dead.batches(0) for r in batch.records()]
     facts = {name.removeprefix("x-dlq-"): value for name, value in record.headers.items()}
     assert facts.pop("mine") == b"1"
-    assert facts.pop("first-delivery") == facts.pop("last-delivery")
+    assert facts.pop("first-delivery") == facts.pop("last-delivery") == b"1700000000000"
     assert facts == {
         "reason": b"bad", "topic": b"q", "partition": b"0", "offset": b"0", "group": b"default",
         "attempts": b"1", "error": b"no JSON",
     }  # fmt: skip
+
+
+def test_the_dead_letters_of_an_older_directory_have_their_times_in_seconds(queue: Queue) -> None:
+    headers = {"x-dlq-first-delivery": b"1700000000.25", "x-dlq-last-delivery": b"1700000001250"}
+    queue._files.dead.append(encode([b"v"], headers=[headers]))
+    (letter,) = queue.dead_letters()
+    assert (letter.first_delivery, letter.last_delivery) == (1700000000.25, 1700000001.25)
 
 
 def test_leases_that_end_without_an_ack_spend_attempts_and_end_as_a_dead_letter(

@@ -315,7 +315,7 @@ def test_letter_whose_topic_is_no_more_stays() -> None:
 def test_headers_at_their_limit_make_room_for_the_facts() -> None:
     letter = Death("g", 1, 3, 1.5, 2.5, "why", "e" * 4_000)
     record = BatchRecord(7, 0, None, b"v", {f"h{one}": bytes(6_000) for one in range(10)}, 2)
-    headers = dead_headers(record, letter, ("orders", 3))
+    headers = dead_headers(record.headers, record.offset, letter, ("orders", 3))
     assert len(pack_headers(headers)) <= HEADERS_BYTES_MAX
     assert headers["x-dlq-topic"] == b"orders"
     assert headers["x-dlq-first-delivery"] == b"1500"
