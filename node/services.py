@@ -14,19 +14,26 @@ from raftq.client.common.names import is_internal
 from raftq.client.wire.group_messages import GROUPS_TOPIC
 from raftq.node.groups.coordinators import Coordinators
 from raftq.node.queue.leader.copy_sender import NodeCopySender
-from raftq.node.queue.leader.copy_service import LedTransfers
+from raftq.node.queue.leader.copy_service import CopyService
 from raftq.node.queue.leader.delay_handlers import DelayHandlers
 from raftq.node.queue.leader.delay_line import DelayLine
 from raftq.node.queue.leader.deliveries import GroupDeliveries
 from raftq.node.queue.leader.engine import QueueTools
 from raftq.node.queue.leader.handlers import QueueHandlers
-from raftq.node.queue.leader.interfaces import NoDelayLine
 from raftq.node.queue.leader.ledger import Ledger
 from raftq.node.queue.leader.registry import QueueRegistry
 from raftq.node.replication.leader_log import LeaderService, Leadership
 from raftq.node.replication.partition_log import DATA, DELAYS
 from raftq.node.replication.partition_ref import PartitionRef
 from raftq.node.replication.partitions import Partitions
+
+
+class NoService:
+    """The service of an internal topic: it has no queue."""
+
+    def stop(self) -> None: ...
+
+    def scheduled(self, base: int, batch: memoryview) -> None: ...
 
 
 class Services:
@@ -49,7 +56,7 @@ class Services:
             QueueTools(
                 rng=rng,
                 wall_ms=wall_ms,
-                make_transfers=self._copy_service,
+                make_copy_service=self._copy_service,
                 make_delay_line=self._delay_line,
                 report_damage=self._damaged,
             )
@@ -63,11 +70,7 @@ class Services:
     def serve(self, leadership: Leadership) -> LeaderService:
         if leadership.ref.topic == GROUPS_TOPIC:
             return self.coordinators.serve(leadership)
-        return (
-            NoDelayLine(leadership)
-            if is_internal(leadership.ref.topic)
-            else self.queues.serve(leadership)
-        )
+        return NoService() if is_internal(leadership.ref.topic) else self.queues.serve(leadership)
 
     def table(self) -> dict[type, Any]:
         """Return request class -> handler."""
@@ -79,9 +82,9 @@ class Services:
 
     def _copy_service(
         self, leadership: Leadership, ledger: Ledger, deliveries: GroupDeliveries
-    ) -> LedTransfers:
+    ) -> CopyService:
         ref = leadership.ref
-        return LedTransfers(
+        return CopyService(
             *(leadership, ledger, deliveries, self._copy_sender, self._rng, self._wall_ms),
             lambda error: self._damaged(ref, DATA, error),
         )

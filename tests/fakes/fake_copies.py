@@ -22,11 +22,10 @@ from raftq.client.wire import queue_messages as wire
 from raftq.client.wire.batch import Batch, decode, encode
 from raftq.client.wire.record import BatchRecord
 from raftq.cluster.metadata.topic_config import topic_config
-from raftq.node.queue.leader.copy_service import LedTransfers
+from raftq.node.queue.leader.copy_service import CopyService
 from raftq.node.queue.leader.delay_handlers import DelayHandlers
 from raftq.node.queue.leader.engine import QueueTools
 from raftq.node.queue.leader.handlers import QueueHandlers
-from raftq.node.queue.leader.interfaces import NoDelayLine
 from raftq.node.queue.leader.registry import QueueRegistry
 from raftq.node.storage.producers import Producers
 
@@ -66,8 +65,18 @@ class Topic:
         await leadership.data.replicated(base + batch.count)
 
 
+class NoDelays:
+    """A delay line without records."""
+
+    def __init__(self, leadership) -> None: ...
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
 class Courier:
-    """A Courier. `faults` is the share of sends that go wrong."""
+    """A copy sender. `faults` is the share of sends that go wrong."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
@@ -132,10 +141,10 @@ class World:
             QueueTools(
                 rng=self.rng,
                 wall_ms=self.wall_ms,
-                make_transfers=lambda leadership, ledger, deliveries: LedTransfers(
+                make_copy_service=lambda leadership, ledger, deliveries: CopyService(
                     leadership, ledger, deliveries, self.copy_sender, self.rng, self.wall_ms
                 ),
-                make_delay_line=NoDelayLine,
+                make_delay_line=NoDelays,
             )
         )
         self.cut_off = False

@@ -21,14 +21,14 @@ from raftq.node.queue.core.group_delivery import DyingRecords
 from raftq.node.queue.leader.deliveries import GroupDeliveries
 from raftq.node.queue.leader.engine import QueueTools
 from raftq.node.queue.leader.handlers import QueueHandlers
-from raftq.node.queue.leader.ledger import TAG_TRANSFER, Ledger
+from raftq.node.queue.leader.ledger import TAG_COPIES, Ledger
 from raftq.node.queue.leader.registry import QueueRegistry
 
 T = TypeVar("T")
 INTENT, DONE = 1, 2
 
 
-class FakeTransfers:
+class FakeCopyService:
     """Dead letters that go to `copies`, which outlives the leaders; each intent once."""
 
     def __init__(
@@ -44,20 +44,20 @@ class FakeTransfers:
 
     def begin(self) -> None:
         for number, (group, rows, _) in self._open.items():
-            self._deliveries.doom(group, [tuple(row) for row in rows])
+            self._deliveries.mark_dying(group, [tuple(row) for row in rows])
             self._leadership.loop.call_later(0.01, self._copy, number)
 
     def stop(self) -> None:
         self._stopped = True
 
-    def bury(
+    def dead_letter(
         self, group: str, letters: Sequence[DyingRecords], error: str
     ) -> "asyncio.Future[None]":
         rows = [[one.nonce, one.start, one.end] for one in letters]
         number = self._next
         intent = [INTENT, number, group, rows, letters[0].reason]
         self._apply(intent)
-        decided = self._ledger.write([TAG_TRANSFER + msgpack.packb(intent)])
+        decided = self._ledger.write([TAG_COPIES + msgpack.packb(intent)])
         decided.add_done_callback(lambda done: self._decided(number, done))
         return decided
 
@@ -73,7 +73,7 @@ class FakeTransfers:
         done = [DONE, number]
         self._apply(done)
         self._deliveries.settle_dead(
-            group, [tuple(row) for row in rows], [TAG_TRANSFER + msgpack.packb(done)]
+            group, [tuple(row) for row in rows], [TAG_COPIES + msgpack.packb(done)]
         )
 
     def _apply(self, entry: list[Any]) -> None:
@@ -146,7 +146,7 @@ class Cluster:
             QueueTools(
                 rng=self.rng,
                 wall_ms=lambda: int(self.loop.time() * 1000) + self.skew_ms,
-                make_transfers=lambda leadership, ledger, deliveries: FakeTransfers(
+                make_copy_service=lambda leadership, ledger, deliveries: FakeCopyService(
                     leadership, ledger, deliveries, self.copies
                 ),
                 make_delay_line=FakeDelayLine,

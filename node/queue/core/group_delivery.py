@@ -412,12 +412,12 @@ class GroupDelivery(DeliveryState):
         rows = tuple((each.nonce, each.start, each.end) for each in letters)
         return SettledEntry(self.group, DEAD, rows)
 
-    def spare(self, letters: Iterable[DyingRecords], retry_at: float) -> None:
+    def unmark_dying(self, letters: Iterable[DyingRecords], retry_at: float) -> None:
         """The copies could not be written: held again, looked at by expire() from `retry_at`."""
         for each in letters:
             lease = self.leases.get(each.nonce)
             if lease is not None:
-                self.leases.spare(lease, each.start, each.end, retry_at)
+                self.leases.unmark_dying(lease, each.start, each.end, retry_at)
 
     def expired_entry(self, rows: Iterable[Row]) -> SettledEntry:
         """The time to live of these just leased records had ended."""

@@ -354,7 +354,7 @@ class LeaseTable:
         self.dying += count
         self._release(lease.holder, count)
 
-    def spare(self, lease: DeliveryLease, start: int, end: int, retry_at: float) -> None:
+    def unmark_dying(self, lease: DeliveryLease, start: int, end: int, retry_at: float) -> None:
         """The dying records of [start, end) are held again; expiry looks at the lease later."""
         if lease.states is None:
             return

@@ -1,16 +1,16 @@
 """Core: the pending records of a replicated delays log: which are due, and where they are. No I/O.
 
-A delayed record is known by its id: the offset it was first stored at, for ever. Its place is the
+A delayed record is known by its id: the offset it was first stored at, for ever. Its offset is the
 offset its bytes are at now: the same, until it is stored again further on so that the beginning of
 the log can go. The states of a record:
 
     scheduled ──> pending ──fired──> out ──released──> done
                    │  ^ └─moved─┐
-                   │  │         └──> pending, at another place
+                   │  │         └──> pending, at another offset
                    └──cancelled──> done
 
 `due` hands a record out once: whoever asks fires it (`fired`) or gives it back (`again`) before
-anything else happens. A place is held until its record is cancelled, moved or released; whatever
+anything else happens. An offset is held until its record is cancelled, moved or released; whatever
 is below `first_held` is needed by nobody.
 
 Until `load` has run there is no wheel: a log is read first, and only what is still pending then
@@ -52,7 +52,7 @@ class PendingDelays:
 
     def __init__(self) -> None:
         self._due: dict[int, int] = {}  # id -> deliver_at
-        self._moved: dict[int, int] = {}  # id -> place, of those that are not where they were
+        self._moved: dict[int, int] = {}  # id -> offset, of records that were stored again
         self._moved_to: dict[int, int] = {}  # and back
         self._shelves: dict[int, _Block] = {}
         self._wheel: IncrementalTimerWheel | None = None
@@ -68,8 +68,8 @@ class PendingDelays:
     def deliver_at(self, delay_id: int) -> int | None:
         return self._due.get(delay_id)
 
-    def place(self, delay_id: int) -> int:
-        """Where the bytes of a record are that is pending or out."""
+    def offset_of(self, delay_id: int) -> int:
+        """The offset in the delays log at which the record is stored."""
         return self._moved.get(delay_id, delay_id)
 
     # What the log says
@@ -81,38 +81,41 @@ class PendingDelays:
         self._add(ids, deliver_at_ms)
 
     def moved(self, ids: Sequence[int], deliver_at_ms: Sequence[int], base: int, size: int) -> None:
-        """These pending records are stored at `base` as well: from now on that is their place.
+        """These pending records are stored again at `base`, and are read from there from now on.
 
-        One that is not pending is so again: what made it done turned out to be void, or stood in a
-        part of the log that is gone.
+        A record that is not pending becomes pending again: its mark turned out to be void, or was
+        in a part of the log that is gone.
         """
         self._hold(range(base, base + len(ids)), size)
         fresh: list[Pending] = []
-        for delay_id, at, place in zip(
+        for delay_id, at, offset in zip(
             ids, deliver_at_ms, range(base, base + len(ids)), strict=True
         ):
             if delay_id in self._due:
                 self._let_go(delay_id)
             else:
                 fresh.append((delay_id, at))
-            self._moved[delay_id] = place
-            self._moved_to[place] = delay_id
+            self._moved[delay_id] = offset
+            self._moved_to[offset] = delay_id
         self._add([one for one, _ in fresh], [at for _, at in fresh])
 
     def cancelled(self, ids: Iterable[int]) -> None:
-        """They are done; those that are not pending stay what they are."""
+        """These records are done. Ids that are not pending are ignored."""
         due = self._due
         for delay_id in ids:
             if due.pop(delay_id, None) is not None:
                 self._let_go(delay_id)
 
     def fired(self, ids: Iterable[int]) -> list[int]:
-        """They are in the data log; those that were pending, whose places are held on."""
+        """These records are in the data log. Returns the ids that were pending.
+
+        Their offsets in the delays log stay held until `released`.
+        """
         pop = self._due.pop
         return [one for one in ids if pop(one, None) is not None]
 
     def released(self, ids: Iterable[int]) -> None:
-        """Of fired records nothing is needed any more."""
+        """The bytes of these fired records are not needed any more."""
         for delay_id in ids:
             self._let_go(delay_id)
 
@@ -159,18 +162,18 @@ class PendingDelays:
     # What is where
 
     def first_held(self, end: int) -> int:
-        """No place below is needed; `end` when none at all is."""
+        """No offset below this one is needed; `end` if no offset is needed."""
         return min(min(self._shelves, default=end) << _SHELF_BITS if self._shelves else end, end)
 
     def held_below(self, end: int, records_max: int) -> list[int]:
-        """Pending records whose places are below `end`, the first of them."""
+        """The first pending records that are stored below `end`."""
         found: list[int] = []
         due = self._due
         for shelf in sorted(one for one in self._shelves if one << _SHELF_BITS < end):
             start = shelf << _SHELF_BITS
-            for place in range(start, min(start + (1 << _SHELF_BITS), end)):
-                delay_id = self._moved_to.get(place, place)
-                if delay_id in due and self.place(delay_id) == place:
+            for offset in range(start, min(start + (1 << _SHELF_BITS), end)):
+                delay_id = self._moved_to.get(offset, offset)
+                if delay_id in due and self.offset_of(delay_id) == offset:
                     found.append(delay_id)
             if len(found) >= records_max:
                 break
@@ -239,14 +242,14 @@ class PendingDelays:
         elif earliest < self._earliest_ms:
             self._earliest_ms = earliest
 
-    def _hold(self, places: range, size: int) -> None:
-        if not places:
+    def _hold(self, offsets: range, size: int) -> None:
+        if not offsets:
             return
-        each = size // len(places)
-        start = places.start
-        while start < places.stop:
+        each = size // len(offsets)
+        start = offsets.start
+        while start < offsets.stop:
             number = start >> _SHELF_BITS
-            end = min((number + 1) << _SHELF_BITS, places.stop)
+            end = min((number + 1) << _SHELF_BITS, offsets.stop)
             shelf = self._shelves.get(number)
             if shelf is None:
                 shelf = self._shelves[number] = _Block()
@@ -256,11 +259,11 @@ class PendingDelays:
             start = end
 
     def _let_go(self, delay_id: int) -> None:
-        place = delay_id
+        offset = delay_id
         if self._moved:
-            place = self._moved.pop(delay_id, delay_id)
-            self._moved_to.pop(place, None)
-        number = place >> _SHELF_BITS
+            offset = self._moved.pop(delay_id, delay_id)
+            self._moved_to.pop(offset, None)
+        number = offset >> _SHELF_BITS
         shelf = self._shelves[number]
         shelf.held -= 1
         if not shelf.held:

@@ -69,7 +69,7 @@ class GroupConsumer:
             if entries:
                 self._engine.write(entries)
             try:
-                self.bury(group, letters, now)
+                self.dead_letter(group, letters, now)
             except DiskFull as error:
                 # Spared: they are looked at again later, and others are delivered meanwhile.
                 logger.warning("group=%s event=burial_waits error=%s", group.group, error)
@@ -80,7 +80,7 @@ class GroupConsumer:
         entries, letters = group.abandon(now)
         if entries:
             self._engine.write(entries)
-        self.bury(group, letters, now)
+        self.dead_letter(group, letters, now)
 
     def ack(self, messages: Iterable[Message], now: float) -> list[Target]:
         """Settle all of them or none."""
@@ -113,7 +113,7 @@ class GroupConsumer:
         entry, letters = group.nack(nonce, offset, offset + 1, now, delay)
         if entry is not None:
             return [self._engine.write([entry])]
-        return self.bury(group, letters, now)
+        return self.dead_letter(group, letters, now)
 
     def postpone(self, message: Message, delay: float, now: float) -> list[Target]:
         group, nonce, offset = self._held(message)
@@ -126,7 +126,7 @@ class GroupConsumer:
     def reject(self, message: Message, reason: str, error: str, now: float) -> list[Target]:
         group, nonce, offset = self._held(message)
         letters = group.reject(nonce, offset, offset + 1, now, reason)
-        return self.bury(group, letters, now, error)
+        return self.dead_letter(group, letters, now, error)
 
     def release_all(self, now: float) -> None:
         """Give back every lease without spending its attempt: a graceful end."""
@@ -139,7 +139,7 @@ class GroupConsumer:
         if entries:
             self._engine.write(entries)
 
-    def bury(
+    def dead_letter(
         self, group: GroupDelivery, letters: Sequence[DyingRecords], now: float, error: str = ""
     ) -> list[Target]:
         """Copy to the dead letters and settle the source, in one commit each."""
@@ -150,7 +150,7 @@ class GroupConsumer:
                 targets += self._engine.commit(appends, [group.settle_dead(part)])
         except DiskFull:
             # All that are still dying, not only those of this portion.
-            group.spare(letters, now + DEAD_RETRY_S)
+            group.unmark_dying(letters, now + DEAD_RETRY_S)
             raise
         return targets
 
@@ -196,7 +196,7 @@ class GroupConsumer:
             self._engine.write([group.expired_entry(_merge(rows))])
             return
         for nonce, start, end in _merge(rows):
-            self.bury(group, group.reject(nonce, start, end, now, "expired"), now)
+            self.dead_letter(group, group.reject(nonce, start, end, now, "expired"), now)
 
     def _rows(self, messages: Iterable[Message]) -> dict[str, list[Row]]:
         """Messages as ranges per group: neighbours of one grant become one row."""

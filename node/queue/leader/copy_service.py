@@ -58,7 +58,7 @@ from raftq.node.queue.core.dead_letter_headers import (
 from raftq.node.queue.core.entries import DEAD, SKIPPED, Row
 from raftq.node.queue.core.group_delivery import DyingRecords
 from raftq.node.queue.leader.deliveries import GroupDeliveries
-from raftq.node.queue.leader.ledger import TAG_TRANSFER, Ledger
+from raftq.node.queue.leader.ledger import TAG_COPIES, Ledger
 from raftq.node.queue.leader.record_reader import RecordReader
 from raftq.node.replication.leader_log import Leadership
 
@@ -73,14 +73,14 @@ GONE_S = 60.0
 """After so long a redrive gives up on a topic that is no more; its letters stay."""
 REPAIR_S = 60.0
 """After so long damaged records are given up."""
-SPARE_S = 60.0
+DYING_RETRY_S = 60.0
 PARKED_S = 600.0
 """How often what is parked is tried again; a new leader tries at once."""
 REFUSALS = (TooLarge, InvalidArgument)
 """What a target says that will say so again."""
 
 
-class Courier(Protocol):
+class CopySender(Protocol):
     """How a node reaches other topics."""
 
     async def make_dead_letters(self, topic: str) -> None:
@@ -100,7 +100,7 @@ class _Over(Exception):
     """The ledger takes nothing more: another leader goes on."""
 
 
-class LedTransfers:
+class CopyService:
     """Transfers of one engine. See the module's docstring."""
 
     def __init__(  # noqa: PLR0913 - what the engine and the node hand over
@@ -108,7 +108,7 @@ class LedTransfers:
         leadership: Leadership,
         ledger: Ledger,
         deliveries: GroupDeliveries,
-        copy_sender: Courier,
+        copy_sender: CopySender,
         rng: Random,
         wall_ms: Callable[[], int],
         on_damage: Callable[[CorruptBatch], None] = lambda error: None,
@@ -148,7 +148,7 @@ class LedTransfers:
                     self._redriving.update(dict.fromkeys(range(row.start, row.end)))
                 else:
                     nonce = row.death.nonce
-                    self._deliveries.doom(row.death.group, [(nonce, row.start, row.end)])
+                    self._deliveries.mark_dying(row.death.group, [(nonce, row.start, row.end)])
             self._start(stream)
 
     def stop(self) -> None:
@@ -159,15 +159,15 @@ class LedTransfers:
 
     # What is owed
 
-    def bury(
+    def dead_letter(
         self, group: str, letters: Sequence[DyingRecords], error: str
     ) -> "asyncio.Future[None]":
         """Owe the dead letters of these dying records; done when that is replicated."""
-        place = self._leadership.ref
+        ref = self._leadership.ref
         found = self._deliveries.groups.get(group)
-        if place.topic.endswith(DLQ_SUFFIX) or found is None:
+        if ref.topic.endswith(DLQ_SUFFIX) or found is None:
             # No dead letter of a dead letter: it waits and comes again.
-            self._deliveries.spare(group, letters, self._wall_ms() / 1000 + SPARE_S)
+            self._deliveries.unmark_dying(group, letters, self._wall_ms() / 1000 + DYING_RETRY_S)
             return self._ledger.barrier()
         rows = []
         for each in letters:
@@ -178,21 +178,21 @@ class LedTransfers:
                 *(each.reason[:TEXT_MAX], error[:TEXT_MAX]),
             )
             rows.append(CopyRow(each.start, each.end, lease.lane, death))
-        target = (place.topic + DLQ_SUFFIX, place.number)
-        return self._owe({target: rows})
+        target = (ref.topic + DLQ_SUFFIX, ref.number)
+        return self._add({target: rows})
 
     def redrive(self, rows: Mapping[Target, Sequence[CopyRow]]) -> "asyncio.Future[None]":
         """Owe these letters to where they came from; done when that is replicated."""
         for some in rows.values():
             for row in some:
                 self._redriving.update(dict.fromkeys(range(row.start, row.end)))
-        return self._owe(rows)
+        return self._add(rows)
 
     def is_leaving(self, offset: int) -> bool:
         """Whether a letter is about to be redriven."""
         return offset in self._redriving
 
-    def _owe(self, rows: Mapping[Target, Sequence[CopyRow]]) -> "asyncio.Future[None]":
+    def _add(self, rows: Mapping[Target, Sequence[CopyRow]]) -> "asyncio.Future[None]":
         entries = [CopiesAdded(*target, tuple(some)) for target, some in rows.items()]
         owed = self._write(*entries)
         for target in rows:
@@ -205,7 +205,7 @@ class LedTransfers:
     def _applied(self, *entries: CopyEntry) -> list[bytes]:
         for entry in entries:
             self.copies.apply(entry)
-        return [TAG_TRANSFER + encode_stored(entry) for entry in entries]
+        return [TAG_COPIES + encode_stored(entry) for entry in entries]
 
     def parked(self, group: str) -> int:
         """Dying records of a group whose dead letters are refused."""
@@ -261,8 +261,8 @@ class LedTransfers:
                     failed_at = failed_at or now
                     if self._gives_up(stream, error, now - failed_at):
                         continue
-                    place = self._leadership.ref
-                    logger.info("partition=%s copies for %s wait: %s", place, target, error)
+                    ref = self._leadership.ref
+                    logger.info("partition=%s copies for %s wait: %s", ref, target, error)
                 await sleep(delay_s * (0.5 + self._rng.random()))
                 delay_s = min(2 * delay_s, RETRY_S_MAX)
         except _Over:
@@ -415,19 +415,19 @@ class LedTransfers:
             await self._replicated(self._write(stream.shortened(1)))
             return
         (row,) = stream.first(1)
-        place, target = self._leadership.ref, stream.target
+        ref, target = self._leadership.ref, stream.target
         given_back = stream.shortened(0)
         if row.death is None:
             logger.error(
                 "partition=%s event=redrive_refused offset=%d target=%s the letter stays: %s",
-                place, row.start, target, error,
+                ref, row.start, target, error,
             )  # fmt: skip
             self._redriving.pop(row.start, None)
             self._write(given_back, CopiesDone(*stream.target, 1))
         else:
             logger.error(
                 "partition=%s event=letter_parked offset=%d group=%s target=%s its record stays "
-                "unsettled: %s", place, row.start, row.death.group, target, error,
+                "unsettled: %s", ref, row.start, row.death.group, target, error,
             )  # fmt: skip
             self._write(given_back, CopiesParked(*target, 1, str(error)[:TEXT_MAX]))
             self._arm()

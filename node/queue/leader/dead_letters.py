@@ -21,7 +21,7 @@ from raftq.client.wire.batch import FLAG_CONTROL
 from raftq.client.wire.record import BatchRecord
 from raftq.node.queue.core.copy_ledger import CopyRow, Target
 from raftq.node.queue.core.dead_letter_headers import matches, origin
-from raftq.node.queue.leader.copy_service import LedTransfers
+from raftq.node.queue.leader.copy_service import CopyService
 from raftq.node.queue.leader.engine import LedgerEngine
 from raftq.node.queue.leader.reply_batches import pack_records
 
@@ -52,7 +52,6 @@ async def dead_letters(engine: LedgerEngine, message: wire.DeadLetters, exists: 
             f"topic {topic!r} has no dead letters: ask for those of a {DLQ_SUFFIX}"
         )
     copy_service = engine.copy_service
-    assert isinstance(copy_service, LedTransfers), copy_service
     which = LetterFilter(message.group, message.reason, message.key, message.since, message.until)
     found = await _find(engine, copy_service, message, which)
     if message.verb == "browse":
@@ -72,7 +71,7 @@ async def dead_letters(engine: LedgerEngine, message: wire.DeadLetters, exists: 
 
 
 async def _redrive(
-    engine: LedgerEngine, copy_service: LedTransfers, letters: list[BatchRecord], exists: Exists
+    engine: LedgerEngine, copy_service: CopyService, letters: list[BatchRecord], exists: Exists
 ) -> int:
     rows: dict[Target, list[CopyRow]] = {}
     sent: list[int] = []
@@ -91,7 +90,7 @@ async def _redrive(
 
 
 async def _find(
-    engine: LedgerEngine, copy_service: LedTransfers, message: wire.DeadLetters, which: LetterFilter
+    engine: LedgerEngine, copy_service: CopyService, message: wire.DeadLetters, which: LetterFilter
 ) -> _Found:
     """Letters that match and are not gone, and where to go on."""
     found = _Found()
@@ -139,7 +138,7 @@ async def _letters(
             return
 
 
-def _is_gone(engine: LedgerEngine, copy_service: LedTransfers, offset: int) -> bool:
+def _is_gone(engine: LedgerEngine, copy_service: CopyService, offset: int) -> bool:
     group = engine.deliveries.groups.get(DLQ_GROUP)
     return copy_service.is_leaving(offset) or (group is not None and offset in group.core.settled)
 

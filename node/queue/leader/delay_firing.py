@@ -119,16 +119,17 @@ class Firing:
     def read(
         self, ids: Iterable[int], bytes_max: int = READ_BYTES
     ) -> tuple[dict[int, BatchRecord], list[int]]:
-        """Records of pending ids, their offsets being the ids, and the ids that were too much."""
-        places = {self.pending_delays.place(one): one for one in ids if one in self.pending_delays}
-        found, rest = self._records.read(list(places), bytes_max)
+        """Records of pending ids, with the ids as their offsets, and the ids that were too much."""
+        pending = self.pending_delays
+        id_at = {pending.offset_of(one): one for one in ids if one in pending}
+        found, rest = self._records.read(list(id_at), bytes_max)
         records = {}
-        for place, record in found.items():
-            delay_id = places[place]
-            if delay_id != place:
+        for offset, record in found.items():
+            delay_id = id_at[offset]
+            if delay_id != offset:
                 record = replace(record, offset=delay_id)
             records[delay_id] = record
-        return records, [places[place] for place in rest]
+        return records, [id_at[offset] for offset in rest]
 
     # Firing
 

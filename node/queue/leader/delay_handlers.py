@@ -1,37 +1,31 @@
 """Handlers of what clients ask about delayed records and dead letters. (Shell.)
 
-All of them are for the leader of the partition. Asking for delayed records does not make a topic a
-queue: one that is none has none.
+Only the leader of a partition answers them. Listing delayed records does not turn a topic into a
+queue. For a plain topic the list is empty.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 from raftq.client.common.types import Buffer
 from raftq.client.wire import queue_messages as wire
 from raftq.client.wire.messages import EPOCH_ANY
 from raftq.node.queue.leader.dead_letters import Answer, Exists, dead_letters
 from raftq.node.queue.leader.delay_line import DelayLine
+from raftq.node.queue.leader.handlers import QueueHost
 from raftq.node.queue.leader.partition_queue import PartitionQueue
 from raftq.node.queue.leader.registry import QueueRegistry, check_topic
 from raftq.node.queue.leader.reply_batches import pack_records
-from raftq.node.replication.partition import Partition
 
 LIST_MAX = 10_000
 
 
-class DelayHost(Protocol):
-    """What the handlers need of the node's partitions."""
-
-    def of(self, topic: str, number: int) -> Partition: ...
-
-
 class DelayHandlers:
-    """See the module's docstring."""
+    """Answers requests about delayed records and dead letters."""
 
     def __init__(
         self,
-        partitions: DelayHost,
+        partitions: QueueHost,
         queues: QueueRegistry,
         open_queue: Callable[[str, int], Awaitable[PartitionQueue]],
         exists: Exists,
@@ -55,10 +49,7 @@ class DelayHandlers:
         partition = self._partitions.of(topic, number)
         partition.check_leader(EPOCH_ANY)
         queue = self._queues.find(partition.ref)
-        if queue is None:
-            return None
-        line = queue.delay_line
-        return line if isinstance(line, DelayLine) else None
+        return None if queue is None else queue.delay_line
 
     async def list_delayed(
         self, message: wire.ListDelayed, raw: memoryview, session: Any

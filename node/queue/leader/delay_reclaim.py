@@ -147,29 +147,29 @@ class Reclaim:
         return False
 
     async def store_all_again(self, ids: Sequence[int]) -> None:
-        """Store all of these again that can be read."""
+        """Store again all of these records that can be read."""
         left = dict.fromkeys(ids)
         while left:
             some = list(left)[:MOVE_RECORDS]
-            places = {one: self._pending.place(one) for one in some}
+            before = {one: self._pending.offset_of(one) for one in some}
             if not self.store_again(some):
                 return
             for one in some:
-                if self._pending.place(one) != places[one]:
+                if self._pending.offset_of(one) != before[one]:
                     del left[one]
             await yield_to_loop()
 
     def store_again(self, ids: Sequence[int]) -> int:
-        """Store as many of these pending records as are not too much at once; how many.
+        """Store the first of these pending records again, MOVE_BYTES of them; returns how many.
 
-        The first ones: what cannot be read is passed over.
+        Records that cannot be read are left out.
         """
         pending_delays = self._pending
-        by_place = {pending_delays.place(one): one for one in ids}
-        found, _ = self._records.read(list(by_place), MOVE_BYTES)
+        id_at = {pending_delays.offset_of(one): one for one in ids}
+        found, _ = self._records.read(list(id_at), MOVE_BYTES)
         lanes: dict[int, list[BatchRecord]] = {}
-        for place, record in found.items():
-            lanes.setdefault(record.priority, []).append(replace(record, offset=by_place[place]))
+        for offset, record in found.items():
+            lanes.setdefault(record.priority, []).append(replace(record, offset=id_at[offset]))
         for lane, records in lanes.items():
             self._store(lane, records)
         self.moved += len(found)

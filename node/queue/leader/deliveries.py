@@ -196,7 +196,7 @@ class GroupDeliveries:
         ]
         return self.write([self.groups[group].core.skip(rows)], also)
 
-    def doom(self, group: str, rows: Iterable[Row]) -> None:
+    def mark_dying(self, group: str, rows: Iterable[Row]) -> None:
         """Mark what is still leased of these as dying: their dead letter is decided already."""
         found = self.groups.get(group)
         if found is None:
@@ -208,11 +208,11 @@ class GroupDeliveries:
                 assert lease is not None
                 leases.mark_dying(lease, *run)
 
-    def spare(self, group: str, letters: Iterable[DyingRecords], retry_at: float) -> None:
+    def unmark_dying(self, group: str, letters: Iterable[DyingRecords], retry_at: float) -> None:
         """The dead letters could not be decided: held again, and looked at from `retry_at` on."""
         found = self.groups.get(group)
         if found is not None:
-            found.core.spare(letters, retry_at)
+            found.core.unmark_dying(letters, retry_at)
             self.on_change(found)
 
     def _apply(self, entry: Entry) -> None:

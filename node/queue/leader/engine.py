@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from raftq.client.common.errors import CorruptBatch, NotEnoughReplicas, RaftqError
 from raftq.node.queue.core.entries import ClippedEntry
 from raftq.node.queue.core.group_delivery import DyingRecords
+from raftq.node.queue.leader.copy_service import CopyService
+from raftq.node.queue.leader.delay_line import DelayLine
 from raftq.node.queue.leader.deliveries import GroupDeliveries, GroupState
-from raftq.node.queue.leader.interfaces import MakeDelayLine, MakeTransfers
 from raftq.node.queue.leader.leased_batches import LeasedBatchReader
-from raftq.node.queue.leader.ledger import TAG_DELIVERY, TAG_OFFSETS, TAG_TRANSFER, Ledger
+from raftq.node.queue.leader.ledger import TAG_COPIES, TAG_DELIVERY, TAG_OFFSETS, Ledger
 from raftq.node.queue.leader.stored_offsets import StoredOffsets
 from raftq.node.replication.leader_log import Leadership
 from raftq.node.replication.partition_ref import PartitionRef
@@ -42,10 +43,10 @@ class QueueTools:
 
     rng: random.Random
     wall_ms: Callable[[], int]
-    make_transfers: MakeTransfers
-    make_delay_line: MakeDelayLine
+    make_copy_service: Callable[[Leadership, Ledger, GroupDeliveries], CopyService]
+    make_delay_line: Callable[[Leadership], DelayLine]
     report_damage: Callable[[PartitionRef, int, CorruptBatch], None] = (
-        lambda place, partition_log, error: None
+        lambda ref, partition_log, error: None
     )
     """Have a log repaired."""
 
@@ -67,13 +68,13 @@ class LedgerEngine:
         self.deliveries = GroupDeliveries(leadership, self.ledger, tools.rng, self.now())
         self.deliveries.on_change = on_change
         self.offsets = StoredOffsets(self.ledger)
-        self.copy_service = tools.make_transfers(leadership, self.ledger, self.deliveries)
-        self.coverer = LeasedBatchReader(leadership.data.log)
+        self.copy_service = tools.make_copy_service(leadership, self.ledger, self.deliveries)
+        self.batch_reader = LeasedBatchReader(leadership.data.log)
         self.ledger.keep(
             {
                 TAG_DELIVERY: self.deliveries,
                 TAG_OFFSETS: self.offsets,
-                TAG_TRANSFER: self.copy_service,
+                TAG_COPIES: self.copy_service,
             }
         )
 
@@ -109,9 +110,9 @@ class LedgerEngine:
         if not self.leadership.has_enough_replicas():
             raise NotEnoughReplicas(f"{self.leadership.ref} has too few live replicas in sync")
 
-    def bury(self, group: GroupState, letters: list[DyingRecords], error: str = "") -> Waits:
+    def dead_letter(self, group: GroupState, letters: list[DyingRecords], error: str = "") -> Waits:
         """Hand dying records over to the transfers."""
-        return [self.copy_service.bury(group.core.group, letters, error)] if letters else []
+        return [self.copy_service.dead_letter(group.core.group, letters, error)] if letters else []
 
     def expire(self, group: GroupState, now: float) -> None:
         """End the leases of a group whose time is up, and see which waiting records are due."""
@@ -124,5 +125,5 @@ class LedgerEngine:
             entries, letters = core.expire(now)
             if entries:
                 self.deliveries.write(entries)
-            self.bury(group, letters)
+            self.dead_letter(group, letters)
         self.deliveries.on_change(group)

@@ -45,14 +45,14 @@ def steer(engine: LedgerEngine, message: SteerGroup) -> tuple[SteerGroupReply, W
         return _delete(engine, name)
     offset = engine.leadership.data.high_watermark
     if message.verb == "reset":
-        offset = _place(engine, message)
+        offset = _reset_offset(engine, message)
     found = engine.deliveries.groups.get(name)
     count = 0
     if found is not None:
         count = unsettled(found.core)
         waits.append(engine.deliveries.write([found.core.reset(offset)]))
     if found is None or name in engine.offsets.positions:
-        waits.append(engine.offsets.place(name, offset))
+        waits.append(engine.offsets.reset(name, offset))
     return SteerGroupReply(offset, count), waits
 
 
@@ -67,7 +67,7 @@ def _delete(engine: LedgerEngine, name: str) -> tuple[SteerGroupReply, Waits]:
     return SteerGroupReply(count=1), waits
 
 
-def _place(engine: LedgerEngine, message: SteerGroup) -> int:
+def _reset_offset(engine: LedgerEngine, message: SteerGroup) -> int:
     """The offset that a reset means."""
     log, end = engine.leadership.data.log, engine.leadership.data.high_watermark
     if message.to == "earliest":

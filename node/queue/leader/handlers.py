@@ -77,11 +77,11 @@ class QueueHandlers:
 
     async def queue(self, topic: str, number: int, epoch: int = EPOCH_ANY) -> PartitionQueue:
         """The queue of a partition, as soon as it is ready; made if need be."""
-        place = self._leadership(topic, number, epoch).ref
-        if self._queues.find(place) is None:
+        ref = self._leadership(topic, number, epoch).ref
+        if self._queues.find(ref) is None:
             await self._partitions.enable_queues(topic)
-            place = self._leadership(topic, number, epoch).ref
-        queue = self._queues.of(place)
+            ref = self._leadership(topic, number, epoch).ref
+        queue = self._queues.of(ref)
         await queue.wait_ready()
         return queue
 
@@ -113,44 +113,42 @@ class QueueHandlers:
         keys = {(one.topic, one.partition) for one in message.partitions}
         if len(keys) != len(message.partitions):
             raise InvalidArgument("a lease that names a partition twice")
-        places: list[LeaseSource] = []
+        sources: list[LeaseSource] = []
         for one in message.partitions:
             try:
                 queue = self._ready(one.topic, one.partition, one.epoch)
             except RaftqError as error:
-                places.append((one, error))
+                sources.append((one, error))
                 continue
             if queue is None:
                 return self._lease_later(message, session)
-            places.append((one, queue))
-        return self._lease(message, session, places)
+            sources.append((one, queue))
+        return self._lease(message, session, sources)
 
     async def _lease_later(self, message: wire.Lease, session: Any) -> LeaseAnswer:
         answers = await asyncio.gather(
-            *(self._place(one) for one in message.partitions), return_exceptions=True
+            *(self.queue(one.topic, one.partition, one.epoch) for one in message.partitions),
+            return_exceptions=True,
         )
-        places: list[LeaseSource] = []
+        sources: list[LeaseSource] = []
         for one, found in zip(message.partitions, answers, strict=True):
             if isinstance(found, BaseException) and not isinstance(found, RaftqError):
                 raise found
-            places.append((one, found))
-        answer = self._lease(message, session, places)
+            sources.append((one, found))
+        answer = self._lease(message, session, sources)
         return await answer if isinstance(answer, asyncio.Future) else answer
 
-    async def _place(self, wanted: wire.LeasePartition) -> PartitionQueue:
-        return await self.queue(wanted.topic, wanted.partition, wanted.epoch)
-
     def _lease(
-        self, message: wire.Lease, session: Any, places: list[LeaseSource]
+        self, message: wire.Lease, session: Any, sources: list[LeaseSource]
     ) -> "LeaseAnswer | asyncio.Future[LeaseAnswer]":
         key = (session, message.group, message.holder)
         older = self._parked.pop(key, None)
         if older is not None:
             older.finish()
-        call = LeaseRequest(message, places, lambda call: self._ended(key, call))
+        call = LeaseRequest(message, sources, lambda call: self._ended(key, call))
         # Who begins with which partition goes round, so that each partition gets its share.
         self._turn += 1
-        answer = call.begin(self._turn % len(places))
+        answer = call.begin(self._turn % len(sources))
         if call.is_parked:
             self._parked[key] = call
             if self._partitions.cut_off:

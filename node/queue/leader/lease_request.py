@@ -29,15 +29,15 @@ class LeaseRequest:
     """See the module's docstring. `begin` says where in the list to look first."""
 
     __slots__ = (
-        "_ask", "_begun", "_errors", "_message", "_on_end", "_open", "_places", "_taken", "_timer",
+        "_ask", "_begun", "_errors", "_message", "_on_end", "_open", "_sources", "_taken", "_timer",
         "future",
     )  # fmt: skip
 
     def __init__(
-        self, message: Lease, places: list[LeaseSource], on_end: Callable[["LeaseRequest"], None]
+        self, message: Lease, sources: list[LeaseSource], on_end: Callable[["LeaseRequest"], None]
     ) -> None:
         self._message = message
-        self._places = places
+        self._sources = sources
         self._on_end = on_end
         self._ask = LeaseAsk(
             message.holder,
@@ -61,7 +61,7 @@ class LeaseRequest:
 
     def begin(self, first: int) -> "LeaseAnswer | asyncio.Future[LeaseAnswer]":
         """Take what there is now, or wait for it."""
-        queues = [place[1] for place in self._places]
+        queues = [source[1] for source in self._sources]
         failed = False
         records, size = self._ask.records_max, self._ask.bytes_max
         for queue in queues[first:] + queues[:first]:
@@ -106,7 +106,7 @@ class LeaseRequest:
         group = self._message.group
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._message.wait_ms / 1000, self.finish)
-        for _, queue in self._places:
+        for _, queue in self._sources:
             assert isinstance(queue, PartitionQueue)
             queue.park(group, self)
         self.future.add_done_callback(self._leave)
@@ -116,7 +116,7 @@ class LeaseRequest:
             return
         self._timer.cancel()
         self._timer = None
-        for _, queue in self._places:
+        for _, queue in self._sources:
             if isinstance(queue, PartitionQueue):
                 queue.leave(self._message.group, self)
         self._on_end(self)
@@ -139,7 +139,7 @@ class LeaseRequest:
 
     def turn_away(self, error: RaftqError) -> None:
         """Nobody should wait here any more."""
-        for _, queue in self._places:
+        for _, queue in self._sources:
             if isinstance(queue, PartitionQueue):
                 self._errors.setdefault(queue, error)
         self.finish()
@@ -182,7 +182,7 @@ class LeaseRequest:
         found: list[LeasedPartition] = []
         buffers: list[Buffer] = []
         start = 0
-        for wanted, queue in self._places:
+        for wanted, queue in self._sources:
             topic, number = wanted.topic, wanted.partition
             error = queue if isinstance(queue, RaftqError) else self._errors.get(queue)
             if error is not None:

@@ -62,7 +62,7 @@ def lease(engine: LedgerEngine, group: GroupState, ask: LeaseAsk) -> Leased | No
     core = group.core
     if len(core.leases) >= LEASES_MAX:
         return None
-    records_max = max(1, int(ask.bytes_max / engine.coverer.bytes_per_record))
+    records_max = max(1, int(ask.bytes_max / engine.batch_reader.bytes_per_record))
     records_max = min(ask.records_max, records_max)
     for _ in range(ROUNDS_MAX):
         grants = core.lease(records_max, now, ask.holder, ask.lease_s)
@@ -96,7 +96,7 @@ def _deliver(
     try:
         ordered = sorted(grants, key=_start) if len(grants) > 1 else grants
         ranges = [(grant.start, grant.end) for grant in ordered]
-        covered = engine.coverer.cover(ranges, ask.bytes_max, now_ms)
+        covered = engine.batch_reader.cover(ranges, ask.bytes_max, now_ms)
     except BaseException:
         core.take_back(grants)
         raise
@@ -108,7 +108,7 @@ def _deliver(
         core.apply(entry)
     replicated = engine.deliveries.record([granted, *lost])
     if covered.expired:
-        _bury_expired(engine, group, grants, covered, now)
+        _dead_letter_expired(engine, group, grants, covered, now)
     if covered.error is not None:
         logger.error("partition=%s event=unreadable error=%s", engine.leadership.ref, covered.error)
         engine.tools.report_damage(engine.leadership.ref, DATA, covered.error)
@@ -170,7 +170,7 @@ def _settle_lost(
     return entries
 
 
-def _bury_expired(
+def _dead_letter_expired(
     engine: LedgerEngine, group: GroupState, grants: list[Grant], covered: LeasedBatches, now: float
 ) -> None:
     if engine.leadership.config.dead_letter_expired == "true":
@@ -179,7 +179,7 @@ def _bury_expired(
             for row in _rows(grants, covered.expired)
             for letter in group.core.reject(*row, now, "expired")
         ]
-        engine.bury(group, letters)
+        engine.dead_letter(group, letters)
 
 
 def _rows(grants: list[Grant], ranges: Ranges) -> list[Row]:

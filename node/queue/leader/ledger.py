@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 TAG_DELIVERY = b"D"
 TAG_OFFSETS = b"O"
-TAG_TRANSFER = b"T"
+TAG_COPIES = b"T"
 TAG_SNAPSHOT = b"S"
 TAG_PIECE = b"P"
 SNAPSHOT_END = b"SE"
@@ -56,7 +56,7 @@ REPLICATED_S = 30.0
 _MORE, _LAST = b"\x01", b"\x00"
 
 
-class Chapter(Protocol):
+class LedgerSection(Protocol):
     """Keeps the records of one tag. Both ends are called without their tag byte."""
 
     def replay(self, content: bytes) -> None:
@@ -78,7 +78,7 @@ class Ledger:
         self.partition_log = partition_log
         self._loop = loop
         self._on_lost = on_lost
-        self._chapters: Mapping[bytes, Chapter] = {}
+        self._sections: Mapping[bytes, LedgerSection] = {}
         self._records: list[bytes] = []
         self._turn: asyncio.Future[None] | None = None
         self._soon = False
@@ -90,9 +90,9 @@ class Ledger:
         self._snapshotting = False
         self._replayed = partition_log.log.end_offset
 
-    def keep(self, chapters: Mapping[bytes, Chapter]) -> None:
+    def keep(self, sections: Mapping[bytes, LedgerSection]) -> None:
         """Who keeps which tag; said once, before the replay."""
-        self._chapters = chapters
+        self._sections = sections
 
     # Writing
 
@@ -211,8 +211,8 @@ class Ledger:
         """Write down everything, and drop what came before once that is safe."""
         partition_log = self.partition_log
         records = [TAG_SNAPSHOT]
-        for tag, chapter in self._chapters.items():
-            records += [TAG_SNAPSHOT + tag + content for content in chapter.snapshot()]
+        for tag, section in self._sections.items():
+            records += [TAG_SNAPSHOT + tag + content for content in section.snapshot()]
         records.append(SNAPSHOT_END)
         before = self._since_bytes
         try:
@@ -262,7 +262,7 @@ class Ledger:
                 try:
                     wanted = start.unwrap(record)
                     if wanted:
-                        self._chapter(wanted).replay(wanted[1:])
+                        self._section(wanted).replay(wanted[1:])
                 except CorruptFile as error:
                     if not skip_damaged:
                         raise
@@ -271,8 +271,8 @@ class Ledger:
             self._since_bytes += batch.length
             yield
 
-    def _chapter(self, record: bytes) -> Chapter:
-        found = self._chapters.get(record[:1])
+    def _section(self, record: bytes) -> LedgerSection:
+        found = self._sections.get(record[:1])
         if found is None:
             raise CorruptFile(f"a ledger record has the unknown tag {record[:1]!r}")
         return found

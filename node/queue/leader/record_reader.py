@@ -88,26 +88,26 @@ class _Columns:
         named = ((self.keys, "keys"), (self.values, "values"), (self.headers, "headers"))
         return [(section, name) for section, name in named if section is not None]
 
-    def fit(self, places: Sequence[int], bytes_max: int) -> int:
+    def fit(self, offsets: Sequence[int], bytes_max: int) -> int:
         """How many of these, at least one, have no more values than so many bytes."""
         ends = self.values.ends
-        first = places[0] - self.base
-        if ends[places[-1] - self.base + 1] - ends[first] <= bytes_max:
-            return len(places)
+        first = offsets[0] - self.base
+        if ends[offsets[-1] - self.base + 1] - ends[first] <= bytes_max:
+            return len(offsets)
         size = 0
-        for count, place in enumerate(places):
-            size += ends[place - self.base + 1] - ends[place - self.base]
+        for count, offset in enumerate(offsets):
+            size += ends[offset - self.base + 1] - ends[offset - self.base]
             if size > bytes_max and count:
                 return count
-        return len(places)
+        return len(offsets)
 
-    def read(self, log: Log, places: Sequence[int]) -> dict[int, BatchRecord]:
+    def read(self, log: Log, offsets: Sequence[int]) -> dict[int, BatchRecord]:
         """The records at these places of the batch, in order; CorruptBatch when one is damaged."""
         if self.segment.removed:
-            raise OffsetOutOfRange(f"the segment of offset {places[0]} is gone")
+            raise OffsetOutOfRange(f"the segment of offset {offsets[0]} is gone")
         found: dict[int, BatchRecord] = {}
         ends = self.values.ends
-        rows = [place - self.base for place in places]
+        rows = [offset - self.base for offset in offsets]
         start = 0
         for at in range(1, len(rows) + 1):
             if at == len(rows) or ends[rows[at]] - ends[rows[at - 1] + 1] > GAP_BYTES:
@@ -159,8 +159,8 @@ class _Unpacked:
         self.size = batch.body_length
         self.rows = batch.records()
 
-    def read(self, log: Log, places: Sequence[int]) -> dict[int, BatchRecord]:
-        return {place: self.rows[place - self.base] for place in places}
+    def read(self, log: Log, offsets: Sequence[int]) -> dict[int, BatchRecord]:
+        return {offset: self.rows[offset - self.base] for offset in offsets}
 
 
 class RecordReader:
@@ -180,7 +180,7 @@ class RecordReader:
         self._learned = 0
 
     def read(
-        self, places: Sequence[int], bytes_max: int = UNLIMITED
+        self, offsets: Sequence[int], bytes_max: int = UNLIMITED
     ) -> tuple[dict[int, BatchRecord], list[int]]:
         """The records at these places, in any order, and the places that were not looked at.
 
@@ -188,7 +188,7 @@ class RecordReader:
         be read is in neither.
         """
         found: dict[int, BatchRecord] = {}
-        wanted = sorted(places)
+        wanted = sorted(offsets)
         at = size = 0
         self._window = b""
         self._learned = 0
@@ -196,7 +196,7 @@ class RecordReader:
             try:
                 before = at
                 at = self._read_batch(wanted, at, found, bytes_max - size)
-                size += sum([len(found[place].value) for place in wanted[before:at]])
+                size += sum([len(found[offset].value) for offset in wanted[before:at]])
             except (CorruptBatch, OffsetOutOfRange) as error:
                 logger.error(
                     "log=%s place=%d cannot be read: %s", self._log.directory, wanted[at], error
@@ -208,11 +208,11 @@ class RecordReader:
         self._window = b""
         return found, wanted[at:]
 
-    def forget_below(self, place: int) -> None:
+    def forget_below(self, offset: int) -> None:
         """That part of the log is gone."""
-        keep = bisect_right(self._bases, place - 1)
+        keep = bisect_right(self._bases, offset - 1)
         for base in self._bases[:keep]:
-            if self._known[base].batch_end <= place:
+            if self._known[base].batch_end <= offset:
                 self._drop(base)
 
     def _read_batch(
@@ -236,36 +236,36 @@ class RecordReader:
         found.update(known.read(self._log, wanted[at:until]))
         return until
 
-    def _find(self, place: int) -> "_Columns | _Unpacked | None":
-        number = bisect_right(self._bases, place) - 1
+    def _find(self, offset: int) -> "_Columns | _Unpacked | None":
+        number = bisect_right(self._bases, offset) - 1
         if number < 0:
             return None
         known = self._known[self._bases[number]]
-        return known if place < known.batch_end else None
+        return known if offset < known.batch_end else None
 
-    def _small(self, place: int) -> Batch | None:
+    def _small(self, offset: int) -> Batch | None:
         """The batch that holds the place if it is small, from a window over many of them."""
         while True:
             while self._window_at < len(self._window):
                 batch = Batch(self._window, self._window_at)
-                if place < batch.base_offset:
+                if offset < batch.base_offset:
                     break
-                if place < batch.end_offset:
+                if offset < batch.end_offset:
                     if batch.length > SMALL_BYTES:
                         return None
                     batch.check_crc()
                     _check_dense(batch)
                     return batch
                 self._window_at += batch.length
-            self._window = self._log.read(place, READ_BYTES)
+            self._window = self._log.read(offset, READ_BYTES)
             self._window_at = 0
             front = Batch(self._window)
-            if not front.base_offset <= place < front.end_offset:
-                raise CorruptBatch(f"no batch with offset {place} where it is due")
+            if not front.base_offset <= offset < front.end_offset:
+                raise CorruptBatch(f"no batch with offset {offset} where it is due")
 
-    def _learn(self, place: int) -> "_Columns | _Unpacked":
+    def _learn(self, offset: int) -> "_Columns | _Unpacked":
         self._learned += 1
-        return self._keep(self._log.batch_at(place))
+        return self._keep(self._log.batch_at(offset))
 
     def learn(self, batch: Batch) -> None:
         """Keep the columns of a batch that was just written or read, if it is worth it."""
@@ -294,8 +294,8 @@ class RecordReader:
             self._drop(next(iter(self._known)))
         return known
 
-    def _forget(self, place: int) -> None:
-        known = self._find(place)
+    def _forget(self, offset: int) -> None:
+        known = self._find(offset)
         if known is not None:
             self._drop(known.base)
 

@@ -18,9 +18,9 @@ class QueueRegistry:
         self._queues: dict[tuple[int, int], PartitionQueue] = {}
 
     def serve(self, leadership: Leadership) -> PartitionQueue:
-        place = leadership.ref
+        ref = leadership.ref
         queue = PartitionQueue(leadership, self._tools, self._stopped)
-        self._queues[place.topic_id, place.number] = queue
+        self._queues[ref.topic_id, ref.number] = queue
         return queue
 
     def _stopped(self, queue: PartitionQueue) -> None:
@@ -31,14 +31,14 @@ class QueueRegistry:
     def __iter__(self) -> Iterator[PartitionQueue]:
         return iter(list(self._queues.values()))
 
-    def find(self, place: PartitionRef) -> PartitionQueue | None:
-        return self._queues.get((place.topic_id, place.number))
+    def find(self, ref: PartitionRef) -> PartitionQueue | None:
+        return self._queues.get((ref.topic_id, ref.number))
 
-    def of(self, place: PartitionRef) -> PartitionQueue:
+    def of(self, ref: PartitionRef) -> PartitionQueue:
         """The queue of a partition that is led here."""
-        found = self.find(place)
+        found = self.find(ref)
         if found is None:
-            raise NotLeader(f"the queue of {place} is not served here at the moment")
+            raise NotLeader(f"the queue of {ref} is not served here at the moment")
         return found
 
 

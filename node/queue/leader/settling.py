@@ -73,7 +73,7 @@ def settle(engine: LedgerEngine, message: Settle) -> SettleResult:
         waits = [engine.ledger.barrier()]
     else:
         waits = [engine.deliveries.write([decided.entry], patient=True)]
-    waits += engine.bury(group, decided.dying, message.error)
+    waits += engine.dead_letter(group, decided.dying, message.error)
     dead = sum(dying.end - dying.start for dying in decided.dying)
     if message.verb == "reject":
         group.rejected += dead

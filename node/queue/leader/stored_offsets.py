@@ -3,7 +3,7 @@
 A position is (offset, owner epoch, member, owned, turn). The coordinator gives a partition to a
 member in some generation, the owner epoch; the member claims it here before it reads, and from then
 on older epochs are fenced: they cannot store any more. Who stores without an epoch (an operator, a
-REST caller) may do so while nobody owns the partition; `place`, the operator's reset, ends
+REST caller) may do so while nobody owns the partition; `reset`, the operator's reset, ends
 ownership but not the fence.
 
 A store may be late: sent over a connection that hung, and overtaken by the next one of its owner,
@@ -72,7 +72,7 @@ class StoredOffsets:
         turn = known.turn if owner_epoch == known.owner_epoch else 0
         return self._write(group, StoredPosition(known.offset, owner_epoch, member, True, turn))
 
-    def place(self, group: str, offset: int) -> "asyncio.Future[None]":
+    def reset(self, group: str, offset: int) -> "asyncio.Future[None]":
         """Put the group there, whoever owns it."""
         known = self.of(group)
         return self._write(group, StoredPosition(offset, known.owner_epoch, "", False, known.turn))

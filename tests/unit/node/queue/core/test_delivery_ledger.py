@@ -41,7 +41,7 @@ def test_a_spared_record_is_looked_at_again_when_its_time_comes():
     group.lease(1, 0.0)
     before = group.snapshot()
     _, letters = group.expire(30.0)
-    group.spare(letters, 35.0)
+    group.unmark_dying(letters, 35.0)
     assert group.snapshot() == before
     assert group.next_deadline() == 35.0
     assert group.expire(34.0) == ([], [])
@@ -55,7 +55,7 @@ def test_a_rejected_record_that_is_spared_belongs_to_its_receipt_again():
     assert [(each.start, each.end, each.reason) for each in letters] == [(1, 2, "bad json")]
     with pytest.raises(LeaseExpired, match="offset 1"):
         group.ack([row(grant)], 1.0)
-    group.spare(letters, 2.0)
+    group.unmark_dying(letters, 2.0)
     group.check_invariants()
     ack(group, [grant], 2.0)
     assert group.settled.prefix == 3

@@ -265,7 +265,7 @@ class Machine:
         letter = self.letters.pop(self.rng.randrange(len(self.letters)))
         spared = self.rng.random() < 0.3
         if spared:
-            self.group.spare([letter], self.now)
+            self.group.unmark_dying([letter], self.now)
         else:
             lease = self.group.leases.get(letter.nonce)
             if lease is not None and lease.left > letter.end - letter.start:

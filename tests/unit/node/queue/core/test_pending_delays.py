@@ -64,7 +64,7 @@ def test_moved_record_keeps_its_id_and_frees_its_place() -> None:
     assert pending_delays.held_below(300, 10) == [0]
     pending_delays.moved([0], [NOW_MS + 50], 1_000, 100)
     assert (
-        pending_delays.place(0),
+        pending_delays.offset_of(0),
         pending_delays.held_below(1_000, 10),
         pending_delays.held_below(2_000, 10),
     ) == (
@@ -168,7 +168,7 @@ def test_random_life_of_a_book_agrees_with_a_list(seed: int) -> None:
         for one in done:
             del pending[one]
         assert len(pending_delays) == len(pending)
-        assert all(pending_delays.place(one) == place[one] for one in pending)
+        assert all(pending_delays.offset_of(one) == place[one] for one in pending)
 
 
 def test_memory_of_pending_records_is_bounded() -> None:

@@ -335,7 +335,7 @@ def test_prefix_goes_only_when_what_was_stored_again_is_replicated(
             partition.logs["data"].replicate()
         assert len(line.pending_delays) == 12
         assert log.start_offset == 0
-        assert line.pending_delays.place(0) > 0  # it was stored again
+        assert line.pending_delays.offset_of(0) > 0  # it was stored again
         partition.lag_s = 0.001
         partition.replicate()
         await sleep(5)

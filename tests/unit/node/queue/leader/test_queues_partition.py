@@ -355,7 +355,7 @@ def test_a_few_records_of_a_big_batch_come_without_the_others() -> None:
             assert sum(map(len, buffers)) < 12_000
             seen += [reply.partitions[0].ranges[0].start]
         assert seen == list(range(0, 1000, 10))
-        assert not cluster.queue().engine.coverer._kept
+        assert not cluster.queue().engine.batch_reader._kept
 
     run(main())
 
