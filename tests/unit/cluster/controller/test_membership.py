@@ -229,14 +229,14 @@ def test_a_lost_connection_is_opened_again() -> None:
     async def body(world: World) -> None:
         first = world.controllers[0]
         await world.membership.start()
-        await world.membership.heard.wait()
+        await world.membership.heartbeats_accepted.wait()
         first.sessions[0].cut("as if the network had failed")
         while len(first.sessions) == 1:
             await first.beats.get()
         world.log.lead(None)
-        world.membership.heard.clear()
+        world.membership.heartbeats_accepted.clear()
         world.log.lead(2)
-        await world.membership.heard.wait()
+        await world.membership.heartbeats_accepted.wait()
         assert not world.controllers[1].beats.empty()
 
     run(body)
