@@ -6,7 +6,7 @@ one leader, and retries do not hide it. If the outcome of a call is unknown, the
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from raftq.chaos.history import (
     Cancel,
@@ -191,20 +191,22 @@ class Recorder(Client):
             self._conclude(event, _status(code), code)
         return events
 
+    def _now(self, partition_key: PartitionKey) -> dict[str, Any]:
+        """The fields of an operation that begins now."""
+        topic, partition = partition_key
+        return {"client": self.name, "topic": topic, "partition": partition, "at": self.clock()}
+
     def _conclude(self, call: HistoryCall, status: Status, error: str = "") -> None:
         call.end(status, self.clock(), error)
         self.history.note(call)
 
-    def _begin(self, one: LeasedDelivery, verb: Verb, delay_s: float | None) -> SettleEvent:
+    def _begin(self, delivery: LeasedDelivery, verb: Verb, delay_s: float | None) -> SettleEvent:
         return self.history.add(
             SettleEvent(
-                client=self.name,
-                topic=one.topic,
-                partition=one.partition,
-                at=self.clock(),
-                group=one.group,
-                offset=one.offset,
-                receipt=one.receipt,
+                **self._now(delivery.partition_key),
+                group=delivery.group,
+                offset=delivery.offset,
+                receipt=delivery.receipt,
                 verb=verb,
                 delay=delay_s,
             )
@@ -215,10 +217,7 @@ class Recorder(Client):
     async def store(self, partition_key: PartitionKey, offset: int, owner_epoch: int = -1) -> Store:
         noted = self.history.add(
             Store(
-                client=self.name,
-                topic=partition_key[0],
-                partition=partition_key[1],
-                at=self.clock(),
+                **self._now(partition_key),
                 group=self.group,
                 offset=offset,
                 owner_epoch=owner_epoch,
@@ -237,10 +236,7 @@ class Recorder(Client):
         """Reads a stored position. With an epoch, it claims the partition first."""
         noted = self.history.add(
             Recall(
-                client=self.name,
-                topic=partition_key[0],
-                partition=partition_key[1],
-                at=self.clock(),
+                **self._now(partition_key),
                 group=self.group,
                 owner_epoch=owner_epoch,
             )
@@ -267,10 +263,7 @@ class Recorder(Client):
         """Cancels the delayed record at an offset of the delays log."""
         noted = self.history.add(
             Cancel(
-                client=self.name,
-                topic=partition_key[0],
-                partition=partition_key[1],
-                at=self.clock(),
+                **self._now(partition_key),
                 value=value,
             )
         )

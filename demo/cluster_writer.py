@@ -9,15 +9,15 @@ so that the parent knows which records it must find, and how long a failover del
 """
 
 import asyncio
-import subprocess
 import sys
-import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from raftq import aio
 from raftq.client.common.errors import RaftqError
 from raftq.client.results import Delivery
+from raftq_demo.child import DemoProcess
 
 TOPIC = "orders"
 BURST, PAUSE_S = 40, 0.01
@@ -94,22 +94,15 @@ class WriterReport:
     sent: int = 0
 
 
-class ClusterWriter:
-    """A writer process, and a thread that reads its output."""
+class ClusterWriter(DemoProcess):
+    """A writer process. It reports what the process has sent."""
 
     def __init__(self, bootstrap: str, writer: int) -> None:
-        command = [sys.executable, "-m", "raftq_demo", "--cluster-writer", bootstrap]
         self.report = WriterReport(writer)
-        self._child = subprocess.Popen(
-            [*command, "--writer-number", str(writer)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
+        super().__init__("--cluster-writer", bootstrap, "--writer-number", str(writer))
 
-    def _listen(self) -> None:
-        assert self._child.stdout is not None
-        for line in self._child.stdout:
+    def _read(self, lines: Iterable[str]) -> None:
+        for line in lines:
             first, *rest = line.split(maxsplit=1)
             if first == "failed":
                 self.report.failed.append(rest[0].strip())
@@ -120,20 +113,3 @@ class ClusterWriter:
                 self.report.acknowledged.append(
                     Acknowledged(int(first), int(partition), int(offset), float(sent), float(at))
                 )
-
-    def finish(self, timeout_s: float) -> int:
-        """Lets it finish what it has begun. Returns its exit code."""
-        assert self._child.stdin is not None
-        self._child.stdin.close()
-        try:
-            return self._child.wait(timeout_s)
-        finally:
-            self.end()
-
-    def end(self) -> None:
-        self._child.kill()
-        self._child.wait()
-        self._thread.join()
-        for pipe in (self._child.stdin, self._child.stdout):
-            if pipe is not None:
-                pipe.close()

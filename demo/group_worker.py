@@ -10,13 +10,13 @@ A record that carries poison makes the handler raise, until the worker reads "me
 
 import asyncio
 import logging
-import subprocess
 import sys
-import threading
 import time
+from collections.abc import Iterable
 
 from raftq.client.queue.leased import LeasedRecord
 from raftq.client.queue.worker import Worker
+from raftq_demo.child import DemoProcess
 from raftq_demo.group_checks import Handling
 
 GROUP, TOPIC = "packers", "parcels"
@@ -80,31 +80,25 @@ def _now() -> float:
     return time.time()  # noqa: TID251 - compared with the due time of a real record
 
 
-class GroupWorker:
-    """A worker process, and a thread that reads its output."""
+class GroupWorker(DemoProcess):
+    """A worker process. It notes what the process has handled."""
 
     def __init__(self, bootstrap: str, number: int) -> None:
-        command = [sys.executable, "-m", "raftq_demo", "--group-worker", bootstrap]
         self.number = number
         self.handled: list[Handling] = []
         self.ended = 0
-        self._child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
+        super().__init__("--group-worker", bootstrap)
 
-    def _listen(self) -> None:
-        assert self._child.stdout is not None
+    def _read(self, lines: Iterable[str]) -> None:
         newest: dict[int, Handling] = {}
-        for line in self._child.stdout:
+        for line in lines:
             word, *facts = line.split()
             number = int(facts[0])
             if word == "began":
                 attempt, lane, partition = map(int, facts[1:4])
-                one = Handling(number, attempt, lane, partition, self.number, float(facts[4]))
-                newest[number] = one
-                self.handled.append(one)
+                handling = Handling(number, attempt, lane, partition, self.number, float(facts[4]))
+                newest[number] = handling
+                self.handled.append(handling)
             else:
                 newest[number].ended = float(facts[1])
                 self.ended += 1
@@ -122,20 +116,3 @@ class GroupWorker:
         """Sends SIGKILL."""
         self._child.kill()
         self._child.wait()
-
-    def finish(self, timeout_s: float) -> int:
-        """Lets it give back its records. Returns its exit code."""
-        assert self._child.stdin is not None
-        self._child.stdin.close()
-        try:
-            return self._child.wait(timeout_s)
-        finally:
-            self.end()
-
-    def end(self) -> None:
-        self._child.kill()
-        self._child.wait()
-        self._thread.join()
-        for pipe in (self._child.stdin, self._child.stdout):
-            if pipe is not None:
-                pipe.close()
