@@ -306,7 +306,7 @@ class DelaySchedule:
         )
 
     def _take_back(self, now_ms: int) -> None:
-        """Before due() looks again: what it returned and nobody fired is ready again."""
+        """Before due() looks again: records that it returned and that did not fire are ready."""
         pending, ready = self._pending, self._ready
         for record in self._offered:
             if record[1] in pending:

@@ -1,21 +1,22 @@
 """Core: queue delivery to one consumer group from one partition.
 
 Decide, then do: an operation checks everything, builds its ledger entry and changes nothing; the
-caller stores the entry and then gives it to apply(). So when it cannot be stored, nothing
+caller stores the entry and then gives it to apply(). So if the entry cannot be stored, nothing has
 happened. The exceptions:
 
     lease()       takes the records at once; store granted_entry() next, before the next lease(),
                   or call take_back() (for several calls: in reverse order).
-    DeadLetter    its records are dying from then on: not leased again, not expiring, refused to
-                  their receipt. Write the copy, then store settle_dead(); or call spare().
+    DyingRecords  its records are dying from then on: they are not leased again, do not expire, and
+                  their receipt is refused. Write the copy, then store settle_dead(); or call
+                  unmark_dying().
 
 Dying is soft: after a crash the record is leased, its lease ends, and it is decided again.
 
-A receipt that is refused is told apart: another group's (LeaseForeign), settled before
-(AlreadySettled), delivered again under another receipt (LeaseReplaced), or out of time
-(LeaseExpired: it waits, is dying, or is past its deadline and expire() has not come by yet).
+The error for a refused receipt has the reason: the receipt is of another group (LeaseForeign), the
+record was settled before (AlreadySettled), was delivered again under another receipt
+(LeaseReplaced), or its lease is over (LeaseExpired: it waits, is dying, or is past its deadline).
 
-This core reads no clock and keeps no record contents; which records exist, the lane index says.
+This core reads no clock and keeps no record contents; the lane index has the records that exist.
 """
 
 import random
@@ -110,7 +111,7 @@ class DyingRecords:
 
 
 class GroupDelivery(DeliveryState):
-    """One group's records: who has which, which come next, which are done."""
+    """Decides which records of a group are leased, returned, settled and delivered next."""
 
     def __init__(
         self,
@@ -248,7 +249,7 @@ class GroupDelivery(DeliveryState):
             self.waiting.add(wait)
             self.counters.redelivered -= grant.end - grant.start
 
-    # What a holder says about its records
+    # Decisions of a holder
 
     def ack(self, rows: Iterable[Row], now: float) -> SettledEntry:
         """Settle all of these records, or raise and settle none."""
@@ -282,7 +283,7 @@ class GroupDelivery(DeliveryState):
         return ReturnedEntry(self.group, POSTPONED, rows)
 
     def release(self, rows: Iterable[Row], now: float) -> ReturnedEntry:
-        """Hand back what is still held of these, to be delivered at once, no attempt spent.
+        """Give back what is still held of these, for delivery at once; no attempt is spent.
 
         Raises only when nothing of it is held any more.
         """
@@ -371,7 +372,7 @@ class GroupDelivery(DeliveryState):
             raise LeaseReplaced(f"offset {offset} was delivered again in group {self.group}")
         raise LeaseExpired(f"lease of offset {offset} ran out in group {self.group}")
 
-    # What time says
+    # Time
 
     def expire(self, now: float) -> tuple[list[ReturnedEntry], list[DyingRecords]]:
         """Return or give up what is past its deadline; call again while it finds something."""
@@ -405,7 +406,7 @@ class GroupDelivery(DeliveryState):
             return due if lease is None else lease
         return min(lease, due)
 
-    # What the caller decided
+    # Decisions of the caller
 
     def settle_dead(self, letters: Iterable[DyingRecords]) -> SettledEntry:
         """The copies of these dead letters are safe."""
@@ -413,7 +414,7 @@ class GroupDelivery(DeliveryState):
         return SettledEntry(self.group, DEAD, rows)
 
     def unmark_dying(self, letters: Iterable[DyingRecords], retry_at: float) -> None:
-        """The copies could not be written: held again, looked at by expire() from `retry_at`."""
+        """The copies could not be written: hold the records again until `retry_at`."""
         for each in letters:
             lease = self.leases.get(each.nonce)
             if lease is not None:
@@ -424,7 +425,7 @@ class GroupDelivery(DeliveryState):
         return SettledEntry(self.group, EXPIRED, tuple(rows))
 
     def skip(self, rows: Iterable[Row]) -> SettledEntry:
-        """These records do not exist (any more). With nonce 0: whatever state they are in."""
+        """These records do not exist (any more). Nonce 0 settles them in any state."""
         return SettledEntry(self.group, SKIPPED, tuple(rows))
 
     def advance(self, start_offset: int) -> SettledEntry:

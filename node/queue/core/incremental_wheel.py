@@ -29,7 +29,7 @@ _NOTHING = -1
 
 
 class IncrementalTimerWheel(TimerWheel):
-    """See the module's docstring."""
+    """A timer wheel that moves timers in portions."""
 
     __slots__ = ("_ahead", "_backlog", "_backlog_at", "_sweeper", "_swept")
 

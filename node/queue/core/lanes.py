@@ -8,7 +8,7 @@ out of budget stays on its lane with what is left of the deficit, so one call fo
 A lane that has records but was not served for `starvation_s` gives one record before all others;
 it is charged to its deficit, which may become negative, but not below minus its weight.
 
-The state is soft: it decides only who goes first, so nobody stores it. Availability is asked
+The state is soft: it decides only which lane goes first, so it is not stored. Availability is asked
 lazily and never for more than one call can take.
 """
 

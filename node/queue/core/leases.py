@@ -3,7 +3,7 @@
 A lease covers [start, end) under one nonce. Its records leave it one by one or all at once
 (settled or returned); only when some have left does it get a byte per record. A record whose
 dead letter was decided but is not yet safe is *dying*: still in the lease, but neither to be
-settled by its receipt nor to expire. Dying is soft state; nobody stores it.
+settled by its receipt nor to expire. Dying is soft state; it is not stored.
 
 Invariants: `records` is the number of records in leases, dying ones included; `dying` is the
 number of dying ones; `held[holder]` counts those that are not dying; a lease whose last record

@@ -1,17 +1,17 @@
 """Core: the pending records of a replicated delays log: which are due, and where they are. No I/O.
 
-A delayed record is known by its id: the offset it was first stored at, for ever. Its offset is the
-offset its bytes are at now: the same, until it is stored again further on so that the beginning of
-the log can go. The states of a record:
+The id of a delayed record is the offset at which it was first stored; it never changes. A record
+may be stored again at a later offset, so that the beginning of the log can be dropped. The states
+of a record:
 
     scheduled ──> pending ──fired──> out ──released──> done
                    │  ^ └─moved─┐
                    │  │         └──> pending, at another offset
                    └──cancelled──> done
 
-`due` hands a record out once: whoever asks fires it (`fired`) or gives it back (`again`) before
-anything else happens. An offset is held until its record is cancelled, moved or released; whatever
-is below `first_held` is needed by nobody.
+`due` hands a record out once: the caller fires it (`fired`) or gives it back (`again`) before
+anything else happens. An offset is held until its record is cancelled, moved or released. No record
+below `first_held` is needed any more.
 
 Until `load` has run there is no wheel: a log is read first, and only what is still pending then
 gets a timer. All methods do little work at once; what may be much is a generator or says `more`.
@@ -24,8 +24,8 @@ from itertools import islice
 
 from raftq.node.queue.core.incremental_wheel import IncrementalTimerWheel
 
-# Places are counted in shelves of so many, which is as fine as anybody needs it.
-_SHELF_BITS = 8
+# Held offsets are counted in blocks of 2**8.
+_BLOCK_BITS = 8
 _LOAD_TIMERS = 4_096
 _MOVES_MAX = 2_000
 _WHEEL_SLACK = 4_096
@@ -46,7 +46,7 @@ class _Block:
 
 
 class PendingDelays:
-    """See the module's docstring."""
+    """The pending records, by id."""
 
     __slots__ = ("_due", "_earliest_ms", "_moved", "_moved_to", "_shelves", "_sweeping", "_wheel")
 
@@ -163,15 +163,15 @@ class PendingDelays:
 
     def first_held(self, end: int) -> int:
         """No offset below this one is needed; `end` if no offset is needed."""
-        return min(min(self._shelves, default=end) << _SHELF_BITS if self._shelves else end, end)
+        return min(min(self._shelves, default=end) << _BLOCK_BITS if self._shelves else end, end)
 
     def held_below(self, end: int, records_max: int) -> list[int]:
         """The first pending records that are stored below `end`."""
         found: list[int] = []
         due = self._due
-        for shelf in sorted(one for one in self._shelves if one << _SHELF_BITS < end):
-            start = shelf << _SHELF_BITS
-            for offset in range(start, min(start + (1 << _SHELF_BITS), end)):
+        for shelf in sorted(one for one in self._shelves if one << _BLOCK_BITS < end):
+            start = shelf << _BLOCK_BITS
+            for offset in range(start, min(start + (1 << _BLOCK_BITS), end)):
                 delay_id = self._moved_to.get(offset, offset)
                 if delay_id in due and self.offset_of(delay_id) == offset:
                     found.append(delay_id)
@@ -248,8 +248,8 @@ class PendingDelays:
         each = size // len(offsets)
         start = offsets.start
         while start < offsets.stop:
-            number = start >> _SHELF_BITS
-            end = min((number + 1) << _SHELF_BITS, offsets.stop)
+            number = start >> _BLOCK_BITS
+            end = min((number + 1) << _BLOCK_BITS, offsets.stop)
             shelf = self._shelves.get(number)
             if shelf is None:
                 shelf = self._shelves[number] = _Block()
@@ -263,7 +263,7 @@ class PendingDelays:
         if self._moved:
             offset = self._moved.pop(delay_id, delay_id)
             self._moved_to.pop(offset, None)
-        number = offset >> _SHELF_BITS
+        number = offset >> _BLOCK_BITS
         shelf = self._shelves[number]
         shelf.held -= 1
         if not shelf.held:

@@ -1,7 +1,7 @@
 """Core: records that wait for their next delivery, as ranges of offsets.
 
 A range waits in the heap of due times until it is due, then in the heap of its lane, ordered by
-offset: the oldest due record of a lane goes first, and a record that is not due blocks nobody.
+offset: the oldest due record of a lane goes first, and a record that is not due blocks no other.
 
 Invariants: ranges do not overlap; `count` is the number of records, `ready[lane]` the number of
 those known to be due. A heap entry whose range is not `alive` any more is dropped late.

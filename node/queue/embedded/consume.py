@@ -31,14 +31,14 @@ DeadPair = tuple[Message, DyingRecords]
 
 
 class GroupConsumer:
-    """What the consumers of a queue may do."""
+    """The verbs of consumers."""
 
     def __init__(self, engine: QueueEngine) -> None:
         self._engine = engine
         self._dead_readers: dict[int, LaneReader] = {}
         self.delivered = 0
         self.unfinished = False
-        """The last lease came out empty only because it had taken enough time."""
+        """The last lease found nothing, but stopped before it had looked at everything."""
 
     def lease(
         self, group_name: str, records_max: int, now: float, lease_s: float | None
@@ -71,8 +71,8 @@ class GroupConsumer:
             try:
                 self.dead_letter(group, letters, now)
             except DiskFull as error:
-                # Spared: they are looked at again later, and others are delivered meanwhile.
-                logger.warning("group=%s event=burial_waits error=%s", group.group, error)
+                # They are looked at again later, and others are delivered meanwhile.
+                logger.warning("group=%s event=dead_letters_wait error=%s", group.group, error)
             deadline = group.next_deadline()
 
     def abandon(self, group: GroupDelivery, now: float) -> None:
@@ -99,9 +99,9 @@ class GroupConsumer:
     def keep_settled(self, messages: Iterable[Message]) -> None:
         """Sync the data log if it could lose one of these messages to a power cut.
 
-        Needed before a settlement of it goes to the disk: what a power cut takes from the data log
-        can come back at another offset (a delayed message fires again, an intent is applied again),
-        where nobody would know that it was settled.
+        Needed before its settlement goes to the disk: a message that a power cut takes from the
+        data log can come back at another offset (a delayed message fires again, an intent is
+        applied again). There it would not be known as settled.
         """
         data = self._engine.files.data
         flushed = data.flushed_offset
@@ -228,7 +228,7 @@ class GroupConsumer:
         if held.queue != self._engine.path:
             raise LeaseForeign(f"the message belongs to queue {held.queue!r}")
         if not held.nonce:
-            raise LeaseForeign("the message was looked at, not dequeued: nobody holds it")
+            raise LeaseForeign("the message was looked at, not dequeued: it has no lease")
         if held.group not in self._engine.state.groups:
             raise LeaseForeign(f"the message belongs to group {held.group!r}, which was deleted")
 

@@ -83,8 +83,8 @@ class EmbeddedDeadLetters:
     def _keep_done(self, end: int) -> None:
         """Sync the dead letters below `end` before the ledger says they are done.
 
-        What a power cut takes from this log is appended again from the ledger, at another offset,
-        where nobody would know that it was done.
+        A letter that a power cut takes from this log is appended again from the ledger, at another
+        offset. There it would not be known as done.
         """
         log = self._engine.files.dead
         if log.flushed_offset < end:

@@ -245,7 +245,7 @@ class QueueEngine:
                     self._pass_range(group, damage.start, end)
 
     def _pass_range(self, group: GroupDelivery, start: int, end: int) -> None:
-        """Settle what the group has not settled of a range, except what somebody works on."""
+        """Settle what the group has not settled of a range, except leased records."""
         held = [lease for lease in group.leases if lease.start < end and start < lease.end]
         rows = [
             (0, hole_start, hole_end)

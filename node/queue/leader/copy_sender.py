@@ -27,7 +27,7 @@ _SHARED = ("min_insync", "value_bytes_max", "fsync", "segment_bytes")
 
 
 class NodeCopySender:
-    """See the module's docstring. `connect` makes a connection to another node."""
+    """Sends copies for all partitions of a node. `connect` connects to another node."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class NodeCopySender:
             raise UnknownPartition(f"topic {topic!r} has no partition {number}")
         leader = known.partitions[number].leader
         if leader is None:
-            raise NotLeader(f"nobody leads {topic}/{number} at the moment")
+            raise NotLeader(f"{topic}/{number} has no leader at the moment")
         message = Produce(topic, number, acks="all", timeout_ms=SEND_MS, copies=True)
         if leader == self._node_id:
             answer = self._partition_of(topic, number).produce(message, memoryview(batch))

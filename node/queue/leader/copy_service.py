@@ -1,13 +1,13 @@
-"""Sending the copies that a led partition owes: dead letters and redrives. (Shell.)
+"""Sends the pending copies of a led partition: dead letters and redrives. (Shell.)
 
-copy_ledger.py says what is owed and why each copy is made once. One task per target partition sends
-what is owed to it, a batch at a time, and goes on trying for as long as the epoch lasts: whoever
-waits for an unreachable target is that task alone. When a batch has arrived, its source records are
-settled and the batch is DONE in one write.
+copy_ledger.py explains the streams and why each record has one copy. One task per target partition
+sends the rows of its stream, a batch at a time, and tries for as long as the epoch lasts. So an
+unreachable target delays only its own stream. When a batch has arrived, one write settles its
+source records and finishes the batch.
 
-A dead letter that its target refuses for good is parked: those behind it go first, its record stays
-unsettled, and it is tried again now and then. A redrive that is refused stays the letter it is. A
-record that is gone before its copy was made is settled as skipped, never as a dead letter.
+A dead letter that its target refuses for good is parked: the records behind it go first, its own
+record stays unsettled, and it is tried again every PARKED_S. A redrive that is refused stays a dead
+letter. A record that is gone before its copy was made is settled as skipped, never as dead.
 """
 
 import asyncio
@@ -70,24 +70,24 @@ TEXT_MAX = 1024
 RETRY_S_MIN = 0.05
 RETRY_S_MAX = 5.0
 GONE_S = 60.0
-"""After so long a redrive gives up on a topic that is no more; its letters stay."""
+"""After this time a redrive gives up on a topic that was deleted; the letters stay."""
 REPAIR_S = 60.0
-"""After so long damaged records are given up."""
+"""After this time the copies of damaged records are given up."""
 DYING_RETRY_S = 60.0
 PARKED_S = 600.0
-"""How often what is parked is tried again; a new leader tries at once."""
+"""How often parked rows are tried again; a new leader tries at once."""
 REFUSALS = (TooLarge, InvalidArgument)
-"""What a target says that will say so again."""
+"""Errors of a target that it would repeat for the same batch."""
 
 
 class CopySender(Protocol):
     """How a node reaches other topics."""
 
     async def make_dead_letters(self, topic: str) -> None:
-        """Return when the topic has its dead letters, with as many partitions."""
+        """Return when the topic has a dead letter topic with as many partitions."""
 
     async def producer_id(self) -> int:
-        """One that nobody else has."""
+        """A new producer id."""
 
     async def send(self, target: Target, batch: bytearray) -> None:
         """Return when the target has the batch replicated."""
@@ -97,11 +97,11 @@ class CopySender(Protocol):
 
 
 class _Over(Exception):
-    """The ledger takes nothing more: another leader goes on."""
+    """The ledger takes no more entries: another leader goes on."""
 
 
 class CopyService:
-    """Transfers of one engine. See the module's docstring."""
+    """Sends the copies of one partition, until its engine stops."""
 
     def __init__(  # noqa: PLR0913 - what the engine and the node hand over
         self,
@@ -121,18 +121,18 @@ class CopyService:
         self._rng = rng
         self._wall_ms = wall_ms
         self._records = RecordReader(leadership.data.log, on_damage)
-        self._tasks = Tasks(f"the transfers of {leadership.ref}")
+        self._tasks = Tasks(f"the copies of {leadership.ref}")
         self._sending: dict[Target, None] = {}
         self._redriving: dict[int, None] = {}
         self._moved: asyncio.Future[None] = leadership.loop.create_future()
         self._producer_lock = asyncio.Lock()
         self._one_by_one: dict[Target, int] = {}
-        """So many records of a stream go out alone: one of them is refused."""
+        """By stream: this many records are sent one by one, because one of them is refused."""
         self._try_again: asyncio.TimerHandle | None = None
         self._lost_by_group: dict[str, int] = {}
         self._stopped = False
 
-    # The chapter
+    # The section of the ledger
 
     def replay(self, content: bytes) -> None:
         self.copies.replay(content)
@@ -157,16 +157,16 @@ class CopyService:
             self._try_again.cancel()
         self._tasks.cancel()
 
-    # What is owed
+    # Adding copies
 
     def dead_letter(
         self, group: str, letters: Sequence[DyingRecords], error: str
     ) -> "asyncio.Future[None]":
-        """Owe the dead letters of these dying records; done when that is replicated."""
+        """Decide the dead letters of these dying records; done when that is replicated."""
         ref = self._leadership.ref
         found = self._deliveries.groups.get(group)
         if ref.topic.endswith(DLQ_SUFFIX) or found is None:
-            # No dead letter of a dead letter: it waits and comes again.
+            # A dead letter has no dead letter of its own: it waits and is delivered again.
             self._deliveries.unmark_dying(group, letters, self._wall_ms() / 1000 + DYING_RETRY_S)
             return self._ledger.barrier()
         rows = []
@@ -182,22 +182,22 @@ class CopyService:
         return self._add({target: rows})
 
     def redrive(self, rows: Mapping[Target, Sequence[CopyRow]]) -> "asyncio.Future[None]":
-        """Owe these letters to where they came from; done when that is replicated."""
+        """Send these letters back to their origin; done when the decision is replicated."""
         for some in rows.values():
             for row in some:
                 self._redriving.update(dict.fromkeys(range(row.start, row.end)))
         return self._add(rows)
 
     def is_leaving(self, offset: int) -> bool:
-        """Whether a letter is about to be redriven."""
+        """Whether a letter is being redriven."""
         return offset in self._redriving
 
     def _add(self, rows: Mapping[Target, Sequence[CopyRow]]) -> "asyncio.Future[None]":
         entries = [CopiesAdded(*target, tuple(some)) for target, some in rows.items()]
-        owed = self._write(*entries)
+        added = self._write(*entries)
         for target in rows:
             self._start(self.copies.stream(target))
-        return owed
+        return added
 
     def _write(self, *entries: CopyEntry) -> "asyncio.Future[None]":
         return self._ledger.write(self._applied(*entries))
@@ -217,11 +217,11 @@ class CopyService:
         )
 
     def lost(self, group: str) -> int:
-        """Dying records of a group that were gone before their dead letter was made, so far."""
+        """Dying records of a group that were gone before their copy was made."""
         return self._lost_by_group.get(group, 0)
 
     async def arrived(self, targets: Iterable[Target], timeout_s: float) -> None:
-        """Return when nothing is owed to these that is owed now, or when the time is over."""
+        """Return when the copies that are pending now have arrived, or after the timeout."""
         goals = []
         for target in targets:
             stream = self.copies.stream(target)
@@ -289,7 +289,7 @@ class CopyService:
         async with self._producer_lock:
             if self.copies.producer_id == NO_PRODUCER:
                 producer_id = await self._copy_sender.producer_id()
-                # Replicated before it is used: nobody ever takes another.
+                # Replicated before it is used, so that a partition has one producer id for ever.
                 await self._replicated(self._write(CopyProducer(producer_id)))
 
     async def _replicated(self, written: "asyncio.Future[None]") -> None:
@@ -303,7 +303,7 @@ class CopyService:
                 raise _Over from error
 
     async def _open(self, stream: CopyStream) -> bool:
-        """Give numbers to the next batch; False when its first records are gone for ever."""
+        """Number the next batch. Returns False if its first record is gone for ever."""
         rows = stream.first(1 if stream.target in self._one_by_one else BATCH_RECORDS)
         count = size = 0
         for row in rows:
@@ -324,7 +324,7 @@ class CopyService:
         return True
 
     def _lost(self, stream: CopyStream, row: CopyRow) -> None:
-        """The first record that is owed cannot be read."""
+        """The first pending record cannot be read."""
         log = self._leadership.data.log
         if log.start_offset <= row.start < log.end_offset:
             raise CorruptBatch(f"{self._leadership.ref} cannot read offset {row.start}")
@@ -340,7 +340,7 @@ class CopyService:
         )  # fmt: skip
 
     def _batch(self, stream: CopyStream, sent: OpenBatch) -> bytearray:
-        """The open batch, made from the records as often as it is sent."""
+        """Encode the open batch; done again each time it is sent."""
         source = (self._leadership.ref.topic, self._leadership.ref.number)
         pairs: list[tuple[BatchRecord, Headers]] = []
         rows = stream.first(sent.count)
@@ -350,7 +350,7 @@ class CopyService:
                 death = row.death
                 record = found.get(offset)
                 if record is None:
-                    # It was there when the batch got its numbers, and those stand.
+                    # It could be read when the batch was numbered, and the numbers stay.
                     record = BatchRecord(offset, 0, None, b"", {}, row.lane)
                     death = death and replace(death, error=UNREADABLE)
                 if death is None:
@@ -368,7 +368,7 @@ class CopyService:
         )
 
     def _finish(self, stream: CopyStream, count: int, how: int = DEAD) -> None:
-        """The first records of a stream are safe, or gone: settle them where they came from."""
+        """The first records of a stream are safe, or gone: settle their source records."""
         settled: dict[str, list[Row]] = {}
         redriven: list[tuple[int, int]] = []
         for row in stream.first(count):
@@ -394,10 +394,10 @@ class CopyService:
         if not moved.done():
             moved.set_result(None)
 
-    # When it does not go well
+    # Failures
 
     async def _renumber(self, stream: CopyStream, error: RaftqError) -> None:
-        """The target knows nothing of the open batch, or another epoch: begin a new one."""
+        """The target does not know the open batch, or knows another epoch: begin a new epoch."""
         sent = stream.open
         assert sent is not None, stream
         known = error.details.get("epoch")
@@ -409,7 +409,7 @@ class CopyService:
         await self._replicated(self._write(stream.renumbered(epoch)))
 
     async def _refused(self, stream: CopyStream, sent: OpenBatch, error: RaftqError) -> None:
-        """The target will never take the open batch: find the record that is to blame."""
+        """The target refuses the open batch for good: find the record that is to blame."""
         if sent.count > 1:
             self._one_by_one[stream.target] = sent.count
             await self._replicated(self._write(stream.shortened(1)))
@@ -449,13 +449,13 @@ class CopyService:
             self._unpark()
 
     def _unpark(self) -> None:
-        """What was refused may fit by now, or be gone, which has to be told."""
+        """Try refused rows again: they may fit by now, or their records may be gone."""
         for stream in [one for one in self.copies.streams.values() if one.parked]:
             self._write(CopiesUnparked(*stream.target))
             self._start(stream)
 
     def _gives_up(self, stream: CopyStream, error: RaftqError, failing_s: float) -> bool:
-        """Whether what is owed first is not owed any more."""
+        """Whether the first pending rows are given up."""
         if isinstance(error, CorruptBatch) and stream.open is None and failing_s > REPAIR_S:
             self._tell_lost(stream.rows[0], str(error))
             self._finish(stream, 1, SKIPPED)

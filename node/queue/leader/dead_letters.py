@@ -1,10 +1,10 @@
-"""Looking at the dead letters of a led partition, sending them back, forgetting them. (Shell.)
+"""Browse, redrive and purge the dead letters of a led partition. (Shell.)
 
-A letter is gone when the internal group `__dlq` has settled it, or when it is owed to where it came
-from. So a redrive that is asked for twice sends each letter once.
+A letter is gone when the internal group `__dlq` has settled it, or when its redrive is decided. So
+a redrive that is requested twice sends each letter once.
 
-Letters are looked at in order, from an offset on, for a moment at a time; an answer may end before
-everything was looked at, and says where to go on.
+Letters are read in order, from an offset on, for LOOK_S at most. An answer may end before all
+letters were read, and has the offset to go on from.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from raftq.node.queue.leader.reply_batches import pack_records
 
 SLICE_S = 0.003
 LOOK_S = 1.0
-"""How long one request looks for letters that match."""
+"""How long one request searches for letters that match."""
 BYTES_MAX = 4 * 1024 * 1024
 LETTERS_MAX = 10_000
 READ_BYTES = 256 * 1024
 ARRIVE_S = 5.0
-"""So long a redrive waits for its letters to arrive; they will in any case."""
+"""How long a redrive waits for its letters to arrive; they arrive in any case."""
 
 Answer = wire.DeadLettersReply | tuple[wire.DeadLettersReply, list[Buffer]]
 Exists = Callable[[Target], bool]
@@ -45,7 +45,7 @@ class _Found:
 
 
 async def dead_letters(engine: LedgerEngine, message: wire.DeadLetters, exists: Exists) -> Answer:
-    """Do what the verb says with the letters that match."""
+    """Apply the verb to the letters that match."""
     topic = message.topic
     if not topic.endswith(DLQ_SUFFIX):
         raise InvalidArgument(
@@ -59,7 +59,7 @@ async def dead_letters(engine: LedgerEngine, message: wire.DeadLetters, exists: 
         reply = wire.DeadLettersReply(len(offsets), offsets, found.next_offset)
         return reply, list(pack_records(found.letters, engine.leadership.epoch))
     engine.check_writable()
-    # Nothing was awaited for since: nobody else has taken them.
+    # From here to the write nothing is awaited, so no other request takes these letters.
     letters = [one for one in found.letters if not _is_gone(engine, copy_service, one.offset)]
     if message.verb == "purge":
         if letters:
@@ -78,14 +78,14 @@ async def _redrive(
     for letter in letters:
         target = origin(letter)
         if target is None or not exists(target):
-            continue  # it stays: there is nowhere to send it
+            continue  # its origin is gone, so it stays
         row = CopyRow(letter.offset, letter.offset + 1, letter.priority, None)
         rows.setdefault(target, []).append(row)
         sent.append(letter.offset)
     if rows:
         await asyncio.shield(copy_service.redrive(rows))
         await copy_service.arrived(rows, ARRIVE_S)
-    # Those that were refused are letters still.
+    # Letters that were refused are still there.
     return len([offset for offset in sent if _is_gone(engine, copy_service, offset)])
 
 

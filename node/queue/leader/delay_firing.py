@@ -1,7 +1,7 @@
 """Moving due records of the delays log to the data log, and marking what was moved. (Shell.)
 
-delay_line.py says what the marks mean. A few hundred records are moved at once, and no more while
-too much of what was moved is not replicated yet.
+delay_line.py explains the marks. A few hundred records are moved at once, and no more while
+OUT_BYTES_MAX of moved records are not replicated.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class DelayCounts:
 
 
 class Firing:
-    """See the module's docstring. Good for one epoch; `wake` is called when it can go on."""
+    """Fires due records, for one epoch. It calls `wake` when it can go on."""
 
     def __init__(  # noqa: PLR0913 - what the delay line hands on
         self,

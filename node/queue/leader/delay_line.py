@@ -61,7 +61,7 @@ CONTROL_IDS_MAX = 100_000
 
 
 class DelayLine:
-    """See the module's docstring. Good for one epoch."""
+    """The delayed records of one partition, for one epoch."""
 
     def __init__(
         self,

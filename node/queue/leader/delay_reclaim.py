@@ -39,7 +39,7 @@ UNREADABLE_PLANS = 60
 
 
 class Reclaim:
-    """See the module's docstring. Good for one epoch."""
+    """Frees the space of done records in a delays log, for one epoch."""
 
     def __init__(
         self, delays: LeaderLog, pending_delays: PendingDelays, records: RecordReader

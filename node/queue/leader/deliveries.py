@@ -1,19 +1,19 @@
-"""What every group of a partition has leased, returned and settled: chapter D. (Shell.)
+"""Leases and settlements of every group of a partition: section D of the ledger. (Shell.)
 
 Keeps one GroupDelivery core per group and the one way to change it: `write` applies entries and
-puts them in the ledger in the same breath. Records below the high watermark of `data` are all that
-a group ever sees.
+writes them to the ledger in the same turn. A group sees only records below the high watermark of
+`data`.
 
-Times in the ledger are those of its leader's clock. The clocks of nodes may differ, so what a new
-leader takes over is how long each lease and each wait still had when the leader before was last
-heard of in the ledger (`clock`), and it counts that from when it takes over. So none of them ends
-early, whatever the clocks say, and what is left of one never grows. A change of leaders adds the
-time without a leader, and that since the last CLOCK: those are written (`keep_time`) after a tenth
-of what is left, and after half of the time that this leader has led. So at least half of the time
-counts that leaders led for a second or more, however often they change.
+Times in the ledger are those of the leader's clock, and the clocks of nodes may differ. So a new
+leader takes over how long each lease and each wait still had at the last time in the ledger
+(`clock`), and counts that from its own beginning. None of them ends early, whatever the clocks
+show, and the time left never grows. A change of leaders adds the time without a leader, and the
+time since the last ClockEntry. `keep_time` writes such entries after a tenth of the time left, and
+after half of the time that this leader has led. So at least half of the time of leaders that led
+for a second or more counts, however often they change.
 
-After a damaged ledger (`damaged`) the order of deliveries is not known any more: only settlements,
-resets and pauses are believed, and what is not settled is delivered again.
+After a damaged ledger (`damaged`) the order of deliveries is unknown: only settlements, resets and
+pauses count, and whatever is not settled is delivered again.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from raftq.node.replication.leader_log import LeaderLog, Leadership
 
 GROUPS_MAX = 1000
 CLOCK_S_MIN, CLOCK_S_MAX = 0.5, 600.0
-"""How often the ledger is told the time, if nothing else tells it, while something is to end."""
+"""How often the time is written to the ledger while leases or waits are open."""
 # Entries after which there is no more to lease than before.
 _GIVE_NOTHING = (SettledEntry, ExtendedEntry, GrantedEntry)
 
@@ -95,14 +95,14 @@ class GroupState:
 
 
 class GroupDeliveries:
-    """See the module's docstring."""
+    """All groups of a led partition."""
 
     def __init__(
         self, leadership: Leadership, ledger: Ledger, rng: random.Random, now: float
     ) -> None:
         self.groups: dict[str, GroupState] = {}
         self.clock: float | None = None
-        """The last time that the ledger tells, by the clock of who led then."""
+        """The last time in the ledger, by the clock of its leader."""
         self._began = now
         self.damaged = False
         self.on_change: Callable[[GroupState], None] = lambda group: None
@@ -116,7 +116,7 @@ class GroupDeliveries:
         self._config = delivery_config(leadership.ref.topic, leadership.config)
 
     def refresh_config(self) -> None:
-        """Take on the topic's settings if they have changed."""
+        """Use the topic's settings if they have changed."""
         settings = self._leadership.config
         if settings is not self._settings:
             self._settings = settings
@@ -154,19 +154,19 @@ class GroupDeliveries:
         return self._ledger.write([TAG_DELIVERY + pack(entries), *also], patient)
 
     def take_over(self, now: float) -> None:
-        """Go on by this clock: whatever was to end or be due later, is so as much later."""
+        """Go on by this clock: move all deadlines and due times to it."""
         self._began = now
         if self.clock is not None and self._is_timed():
             self.write([ClockEntry(None, now, now - self.clock)])
 
     def clock_due(self, soonest: float) -> float:
-        """When the ledger should be told the time, if the first lease or wait ends at `soonest`."""
+        """When to write the time next, if the first lease or wait ends at `soonest`."""
         since = self._began if self.clock is None else self.clock
         every = min((soonest - since) / 10, since - self._began, CLOCK_S_MAX)
         return since + max(every, CLOCK_S_MIN)
 
     def keep_time(self, now: float, soonest: float) -> float:
-        """Tell the ledger the time, if that is due; when it will be due next."""
+        """Write the time to the ledger if that is due; returns when it will be due next."""
         if now >= self.clock_due(soonest) and self._leadership.has_enough_replicas():
             self.write([ClockEntry(None, now, 0.0)])
         return max(self.clock_due(soonest), now + CLOCK_S_MIN)
@@ -177,8 +177,10 @@ class GroupDeliveries:
     def settle_dead(
         self, group: str, rows: Iterable[Row], also: Sequence[bytes] = (), how: int = DEAD
     ) -> "asyncio.Future[None]":
-        """The copies of these dying records are safe, or (SKIPPED) nothing was left to copy; rows
-        of leases that are gone do nothing."""
+        """Settle dying records: their copies are safe, or (SKIPPED) nothing was left to copy.
+
+        Rows of leases that are gone do nothing.
+        """
         if group not in self.groups:
             return self._ledger.write(also)
         return self.write([SettledEntry(group, how, tuple(rows))], also)
@@ -186,7 +188,7 @@ class GroupDeliveries:
     def pass_over(
         self, group: str, ranges: Iterable[tuple[int, int]], also: Sequence[bytes] = ()
     ) -> "asyncio.Future[None]":
-        """Settle these ranges in a group (made if need be) in whatever state they are."""
+        """Settle these ranges in a group, whatever their state; creates the group if needed."""
         if group not in self.groups:
             self.create(group, self._leadership.data.log.start_offset)
         rows = [
@@ -197,7 +199,7 @@ class GroupDeliveries:
         return self.write([self.groups[group].core.skip(rows)], also)
 
     def mark_dying(self, group: str, rows: Iterable[Row]) -> None:
-        """Mark what is still leased of these as dying: their dead letter is decided already."""
+        """Mark the records that are still leased as dying: their dead letter is decided."""
         found = self.groups.get(group)
         if found is None:
             return
@@ -209,7 +211,7 @@ class GroupDeliveries:
                 leases.mark_dying(lease, *run)
 
     def unmark_dying(self, group: str, letters: Iterable[DyingRecords], retry_at: float) -> None:
-        """The dead letters could not be decided: held again, and looked at from `retry_at` on."""
+        """The dead letters could not be decided: leases hold the records until `retry_at`."""
         found = self.groups.get(group)
         if found is not None:
             found.core.unmark_dying(letters, retry_at)
@@ -238,7 +240,7 @@ class GroupDeliveries:
         now = self._now_at_start
         return GroupState(GroupDelivery(name, self._config, self._lanes, self._rng, start, now))
 
-    # The chapter
+    # The section of the ledger
 
     def replay(self, content: bytes) -> None:
         for entry in unpack(content):
@@ -273,7 +275,7 @@ class GroupDeliveries:
 
 
 def delivery_config(topic: str, config: TopicConfig) -> DeliveryConfig:
-    """How the groups of a topic lease and retry. A dead letter never dies again."""
+    """The settings of a topic for its groups. A dead letter never dies again."""
     is_last = topic.endswith(DLQ_SUFFIX)
     return DeliveryConfig(
         lease_s=config.visibility_timeout_ms / 1000,

@@ -1,13 +1,13 @@
-"""Everything the ledger of a led partition decides, from its replay to its end. (Shell.)
+"""The state behind the ledger of a led partition, from its replay to its end. (Shell.)
 
-An engine lives while its ledger can be written: when that fails (disk full) memory knows more than
-the log, and the queue goes on with a new engine. What it is made of:
+An engine lives while its ledger can be written. When a write fails (disk full), memory is ahead of
+the log, and the queue goes on with a new engine. Its parts:
 
-    ledger      the log, one writer
-    deliveries  what groups of workers lease and settle
-    offsets     what groups of readers store
-    transfers   dead letters and redrives on their way
-    coverer     reads the batches of leased records
+    ledger        the log, with one writer
+    deliveries    leases and settlements of groups of workers
+    offsets       stored offsets of groups of readers
+    copy_service  dead letters and redrives that are being sent
+    batch_reader  reads the batches of leased records
 """
 
 import asyncio
@@ -31,15 +31,15 @@ from raftq.node.replication.partition_ref import PartitionRef
 logger = logging.getLogger(__name__)
 
 Waits = list["asyncio.Future[None]"]
-"""What has to be replicated before somebody is told."""
+"""Futures that must be done before the answer goes out."""
 
-# How many leases end in one go before others have the loop.
+# Rounds of expiring leases before other tasks get the loop.
 EXPIRE_ROUNDS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
 class QueueTools:
-    """What every queue of a node needs from the node."""
+    """The parts of the node that every queue uses."""
 
     rng: random.Random
     wall_ms: Callable[[], int]
@@ -48,11 +48,11 @@ class QueueTools:
     report_damage: Callable[[PartitionRef, int, CorruptBatch], None] = (
         lambda ref, partition_log, error: None
     )
-    """Have a log repaired."""
+    """Asks for the repair of a damaged log."""
 
 
 class LedgerEngine:
-    """See the module's docstring."""
+    """All state of one ledger."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class LedgerEngine:
         self.offsets = StoredOffsets(self.ledger)
         self.copy_service = tools.make_copy_service(leadership, self.ledger, self.deliveries)
         self.batch_reader = LeasedBatchReader(leadership.data.log)
-        self.ledger.keep(
+        self.ledger.set_sections(
             {
                 TAG_DELIVERY: self.deliveries,
                 TAG_OFFSETS: self.offsets,
@@ -83,12 +83,12 @@ class LedgerEngine:
         return self.tools.wall_ms() / 1000
 
     def replay(self, skip_damaged: bool) -> Iterator[None]:
-        """Read the ledger; with `skip_damaged` believe what is left of it."""
+        """Read the ledger; with `skip_damaged` use what is left of it."""
         self.deliveries.damaged = skip_damaged
         yield from self.ledger.replay(skip_damaged)
 
     def begin(self) -> None:
-        """The logs are replicated: what they say holds."""
+        """Begin to serve: everything in the logs is replicated."""
         end = self.leadership.data.log.end_offset
         if self.deliveries.damaged:
             self.deliveries.damaged = False
@@ -106,16 +106,16 @@ class LedgerEngine:
         self.ledger.stop(error)
 
     def check_writable(self) -> None:
-        """Refuse what could not be answered anyway."""
+        """Refuse writes that could not be replicated now."""
         if not self.leadership.has_enough_replicas():
             raise NotEnoughReplicas(f"{self.leadership.ref} has too few live replicas in sync")
 
     def dead_letter(self, group: GroupState, letters: list[DyingRecords], error: str = "") -> Waits:
-        """Hand dying records over to the transfers."""
+        """Decide the dead letters of dying records."""
         return [self.copy_service.dead_letter(group.core.group, letters, error)] if letters else []
 
     def expire(self, group: GroupState, now: float) -> None:
-        """End the leases of a group whose time is up, and see which waiting records are due."""
+        """End expired leases of a group, and find waiting records that are due."""
         core = group.core
         for _ in range(EXPIRE_ROUNDS_MAX):
             deadline = core.next_deadline()

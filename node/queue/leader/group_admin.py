@@ -1,7 +1,7 @@
-"""What operators do to the groups of a partition, and what can be told about them. (Shell.)
+"""Pause, reset, purge, delete and describe the groups of a partition. (Shell.)
 
-A group may be one of workers (deliveries), of readers (a stored offset), or both: steering changes
-what there is. One that is not there yet gets a stored offset by a reset, where workers begin, too.
+A group may consist of workers (deliveries), of readers (a stored offset), or both; a verb changes
+what there is. A reset of a group that does not exist stores an offset, where workers begin, too.
 """
 
 from dataclasses import fields
@@ -20,7 +20,7 @@ _COUNTERS = tuple(one.name for one in fields(Counters))
 
 
 def start_group(engine: LedgerEngine, name: str, start: str = "earliest") -> GroupState:
-    """The group of that name; a new one begins at its stored offset, or where it says."""
+    """The group of that name. A new one begins at its stored offset, or else at `start`."""
     found = engine.deliveries.groups.get(name)
     if found is not None:
         return found
@@ -33,7 +33,7 @@ def start_group(engine: LedgerEngine, name: str, start: str = "earliest") -> Gro
 
 
 def steer(engine: LedgerEngine, message: SteerGroup) -> tuple[SteerGroupReply, Waits]:
-    """Do what the verb says; the reply counts once everything is replicated."""
+    """Apply the verb. The reply is valid when everything is replicated."""
     engine.check_writable()
     waits: Waits = []
     name = message.group

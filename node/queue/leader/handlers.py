@@ -1,8 +1,8 @@
-"""Handlers of what queue workers, stream groups and operators ask of partitions. (Shell.)
+"""Handlers of requests from queue workers, stream groups and operators. (Shell.)
 
-The first request that needs it makes a topic a queue (`Partitions.enable_queues`). A request that
-comes before the queue of a new leader is ready waits for it. Those that find everything ready are
-handled without a task; the rest cost one.
+The first request that needs it turns a topic into a queue (`Partitions.enable_queues`). A request
+that comes before the queue of a new leader is ready waits for it. If everything is ready, a request
+is handled without a task; otherwise it costs one.
 """
 
 import asyncio
@@ -24,25 +24,25 @@ from raftq.node.replication.partition import Partition
 LEASE_MS_MAX = 7 * 24 * 3_600_000
 
 T = TypeVar("T")
-# Who is at it: one lease of a holder at a time is parked on a connection.
+# A connection has at most one waiting lease request per group and holder.
 Holder = tuple[Any, str, str]
 
 
 class QueueHost(Protocol):
-    """What the handlers need of the node's partitions."""
+    """The part of the node's partitions that the handlers use."""
 
     @property
     def cut_off(self) -> bool:
-        """Whether nobody should wait here for what comes next."""
+        """Whether this node is cut off from the controller, so that requests must not wait."""
 
     def of(self, topic: str, number: int) -> Partition: ...
 
     def enable_queues(self, topic: str) -> Awaitable[None]:
-        """Make it a queue; returns when this node has the logs for it open."""
+        """Make the topic a queue; returns when its logs are open on this node."""
 
 
 class QueueHandlers:
-    """See the module's docstring."""
+    """Answers requests about the queues of this node."""
 
     def __init__(self, partitions: QueueHost, queues: QueueRegistry) -> None:
         self._loop = asyncio.get_running_loop()
@@ -71,12 +71,12 @@ class QueueHandlers:
         return partition
 
     def _ready(self, topic: str, number: int, epoch: int = EPOCH_ANY) -> PartitionQueue | None:
-        """The queue, or None when it has to be waited for."""
+        """The queue, or None if it is not ready."""
         queue = self._queues.find(self._leadership(topic, number, epoch).ref)
         return queue if queue is not None and queue.is_ready else None
 
     async def queue(self, topic: str, number: int, epoch: int = EPOCH_ANY) -> PartitionQueue:
-        """The queue of a partition, as soon as it is ready; made if need be."""
+        """The queue of a partition, when it is ready; turns the topic into a queue if needed."""
         ref = self._leadership(topic, number, epoch).ref
         if self._queues.find(ref) is None:
             await self._partitions.enable_queues(topic)
@@ -146,7 +146,7 @@ class QueueHandlers:
         if older is not None:
             older.finish()
         call = LeaseRequest(message, sources, lambda call: self._ended(key, call))
-        # Who begins with which partition goes round, so that each partition gets its share.
+        # Each request begins with the next partition, so that all partitions get their share.
         self._turn += 1
         answer = call.begin(self._turn % len(sources))
         if call.is_parked:
@@ -156,7 +156,7 @@ class QueueHandlers:
         return answer
 
     def end_waiting(self) -> None:
-        """This node is cut off: others may have by now what is waited for here."""
+        """This node is cut off: another node may lead these partitions by now."""
         for call in list(self._parked.values()):
             call.turn_away(_cut_off())
 
@@ -164,7 +164,7 @@ class QueueHandlers:
         if self._parked.get(key) is call:
             del self._parked[key]
 
-    # What holders say
+    # Settlements
 
     def settle(
         self, message: wire.Settle, raw: memoryview, session: Any
@@ -186,7 +186,7 @@ class QueueHandlers:
         return self._serve(message.topic, message.partition, message.epoch, work)
 
     def _when(self, waits: Waits, reply: T) -> "T | asyncio.Future[T]":
-        """The reply, once everything it rests on is replicated."""
+        """The reply, when everything that it depends on is replicated."""
         waits = [one for one in waits if not one.done() or one.exception() is not None]
         if not waits:
             return reply
@@ -242,7 +242,7 @@ class QueueHandlers:
     async def _at_offset(
         self, group: str, one: T, work: "Callable[[LedgerEngine, T], asyncio.Future[None]]"
     ) -> wire.StoredOffset:
-        """Do the work at one partition, and say what is stored there then."""
+        """Do the work at one partition; returns what is stored there afterwards."""
         assert isinstance(one, wire.StoreOffset | wire.ReadOffset)
         topic, number = one.topic, one.partition
         try:
@@ -280,7 +280,7 @@ class QueueHandlers:
     ) -> "wire.DescribeQueueReply | Awaitable[wire.DescribeQueueReply]":
         partition = self._leadership(message.topic, message.partition)
         if self._queues.find(partition.ref) is None:
-            # Nobody has used it as a queue; asking does not make it one.
+            # A plain topic. Describing it does not make it a queue.
             partition_log = partition.data
             return wire.DescribeQueueReply(
                 (), partition_log.log.start_offset, partition_log.progress.high_watermark

@@ -4,8 +4,8 @@
         └──nothing, wait_ms──> parked ──offered, or one partition ended──┘
                                  └──time is over, superseded──> answered with nothing
 
-It holds no task: partitions call it when they may have something. What it took is given back when
-its caller is gone by the time it is replicated.
+It needs no task: partitions call it when they may have records. If the caller is gone by the time
+the lease is replicated, the records are given back.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ LeaseSource = tuple[LeasePartition, "PartitionQueue | RaftqError"]
 
 
 class LeaseRequest:
-    """See the module's docstring. `begin` says where in the list to look first."""
+    """One request, with the queues of its partitions or the errors that they gave."""
 
     __slots__ = (
         "_ask", "_begun", "_errors", "_message", "_on_end", "_open", "_sources", "_taken", "_timer",
@@ -47,10 +47,10 @@ class LeaseRequest:
         )
         self._taken: dict[PartitionQueue, Leased] = {}
         self._errors: dict[PartitionQueue, RaftqError] = {}
-        # Where the group was made by this. A caller who hears that there is nothing has heard that
-        # it begins here, which a new leader must know.
+        # Where this request created the group. An empty answer also tells the caller that the group
+        # begins here, so it must be replicated first.
         self._begun: dict[PartitionQueue, asyncio.Future[None]] = {}
-        self._open = 0  # what was done and is not replicated
+        self._open = 0  # writes that are not replicated yet
         self._timer: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
         self.future: asyncio.Future[LeaseAnswer] = loop.create_future()
@@ -60,7 +60,7 @@ class LeaseRequest:
         return self._timer is not None
 
     def begin(self, first: int) -> "LeaseAnswer | asyncio.Future[LeaseAnswer]":
-        """Take what there is now, or wait for it."""
+        """Take what there is now, or wait. `first` is the index of the queue to ask first."""
         queues = [source[1] for source in self._sources]
         failed = False
         records, size = self._ask.records_max, self._ask.bytes_max
@@ -138,14 +138,14 @@ class LeaseRequest:
         self.finish()
 
     def turn_away(self, error: RaftqError) -> None:
-        """Nobody should wait here any more."""
+        """Answer with an error instead of waiting."""
         for _, queue in self._sources:
             if isinstance(queue, PartitionQueue):
                 self._errors.setdefault(queue, error)
         self.finish()
 
     def finish(self) -> None:
-        """Answer with what there is, which is nothing."""
+        """Answer with no records."""
         if not self.future.done() and not self._open:
             self._leave()
             if any(not begun.done() for begun in self._begun.values()):

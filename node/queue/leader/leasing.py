@@ -1,9 +1,9 @@
 """Leasing records of one partition to one holder. (Shell.)
 
-Decide, read, write: the core takes records, their batches are read once, what turns out to be
-expired or missing is settled, what is too much is taken back, and one ledger record says all of it.
-The holder hears of it when that is replicated, so no change of leaders can give the same record to
-two holders at once or forget an attempt.
+Decide, read, write: the core takes records; their batches are read once; expired or missing records
+are settled; records that are too much for one answer are taken back; one ledger record has all of
+it. The holder gets the answer when that is replicated, so a change of leaders never gives a record
+to two holders at once or forgets an attempt.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ ROUNDS_MAX = 20
 # Leases of one group at a time. Each is a row of the next snapshot, which stops the loop.
 LEASES_MAX = 500_000
 UNREADABLE_S = 5.0
-"""How long a record waits whose bytes could not be read; another replica may repair them."""
+"""How long an unreadable record waits; another replica may repair it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseAsk:
-    """Who wants how much. `lease_s` None: as the topic says."""
+    """What a holder asks for. `lease_s` None: the topic's visibility timeout."""
 
     holder: str
     records_max: int
@@ -43,7 +43,7 @@ class LeaseAsk:
 
 @dataclass(slots=True)
 class Leased:
-    """What a holder gets once `replicated` is done."""
+    """The answer for a holder, valid when `replicated` is done."""
 
     group: str
     ranges: tuple[LeasedRange, ...]
@@ -54,7 +54,7 @@ class Leased:
 
 
 def lease(engine: LedgerEngine, group: GroupState, ask: LeaseAsk) -> Leased | None:
-    """Lease what there is for this holder; None when there is nothing."""
+    """Lease records to this holder; None if there are none."""
     if group.idle_at == engine.leadership.data.high_watermark:
         return None
     now = engine.now()
@@ -135,7 +135,7 @@ def _start(grant: Grant) -> int:
 def _cut(
     group: GroupState, grants: list[Grant], cut_at: int, now: float, holder: str
 ) -> list[Grant]:
-    """Take back what is at or above an offset: it was too much for one answer."""
+    """Take back the records from an offset on: they are too much for one answer."""
     core = group.core
     core.take_back([grant for grant in grants if grant.end > cut_at])
     kept = []
@@ -152,7 +152,7 @@ def _cut(
 def _settle_lost(
     engine: LedgerEngine, group: GroupState, grants: list[Grant], covered: LeasedBatches, now: float
 ) -> list[Entry]:
-    """Entries for just granted records that nobody will get."""
+    """Entries for granted records that cannot be handed out."""
     core = group.core
     entries: list[Entry] = []
     if covered.gone:
@@ -224,7 +224,7 @@ def _left(grant: Grant, lost: Ranges) -> Iterator[tuple[int, int]]:
 
 
 def give_back(engine: LedgerEngine, leased: Leased) -> None:
-    """The holder is gone before it heard of this: the next one gets it, no attempt spent."""
+    """The holder is gone: the next one gets the records, and no attempt is spent."""
     group = engine.deliveries.groups.get(leased.group)
     if group is None:
         return

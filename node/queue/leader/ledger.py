@@ -1,25 +1,25 @@
-"""The ledger log of a led partition: its one writer, and how it is replayed. (Shell.)
+"""The ledger log of a led partition: its only writer, and its replay. (Shell.)
 
-A ledger record is a tag byte and content that belongs to one chapter:
+A ledger record is a tag byte and content. The tag names the section that the content belongs to:
 
-    D  what each group has leased and settled          (deliveries.py)
-    O  the stored offsets and owners of stream groups  (offsets.py)
-    T  copies on their way to other topics             (copy_service.py)
-    S  the record after this byte is part of a snapshot; S alone begins one, SE ends it
-    P  a piece of a record that is too long for one; the last one is followed by no other
+    D  leases and settlements of each group            (deliveries.py)
+    O  stored offsets and owners of stream groups      (stored_offsets.py)
+    T  copies that are being sent to other topics      (copy_service.py)
+    S  the rest of the record is part of a snapshot; S alone begins one, SE ends it
+    P  a piece of a record that is too long for one; the byte after P tells if more follow
 
-Whoever keeps a chapter changes its memory first and writes then, in one go without an await: what
-is written in one turn of the event loop becomes one batch, in order, and the future is done when
-that batch is replicated. Only then may anybody be told. The records of one `write` survive
-together or not at all, unless together they are longer than BATCH_BYTES.
+A section changes its memory first and then writes, without an await between. All records that are
+written in one turn of the event loop become one batch, in order. The future is done when that batch
+is replicated, and only then may a client get its answer. The records of one `write` survive
+together or not at all, unless they are longer than BATCH_BYTES together.
 
-When the batch cannot be written (disk full) memory knows more than the log: the future fails, and
-`on_lost` makes the owner start anew from the log, as a new leader does. A chapter therefore never
-has to undo anything.
+If the batch cannot be written (disk full), memory is ahead of the log: the future fails, and
+`on_lost` makes the owner start anew from the log, as a new leader does. So a section never has to
+undo anything.
 
-A snapshot stands for everything before it. It counts only at the very beginning of a ledger: one
-that is met later says what is known already, and one that was cut short by a change of leaders was
-never needed, because the prefix goes only when all of it is replicated and flushed.
+A snapshot replaces everything before it. It counts only at the very beginning of a ledger: a later
+one repeats what is known, and one that a change of leaders cut short is not needed, because the
+prefix is dropped only when the whole snapshot is replicated and flushed.
 """
 
 import asyncio
@@ -52,22 +52,22 @@ PIECE_BYTES = 1024 * 1024
 SNAPSHOT_BYTES = 4 * 1024 * 1024
 SNAPSHOT_RECORDS = 25_000
 REPLICATED_S = 30.0
-"""How long an answer waits for the other replicas before it says that it does not know."""
+"""After this time without enough replicas the outcome of a write is unknown."""
 _MORE, _LAST = b"\x01", b"\x00"
 
 
 class LedgerSection(Protocol):
-    """Keeps the records of one tag. Both ends are called without their tag byte."""
+    """The records of one tag. Content is given and returned without the tag byte."""
 
     def replay(self, content: bytes) -> None:
-        """Take on what a record says; CorruptFile when it says nothing sensible."""
+        """Apply a record. Raises CorruptFile if it makes no sense."""
 
     def snapshot(self) -> Iterable[bytes]:
-        """Contents that, replayed in order into an empty chapter, give what is known now."""
+        """Contents that give the present state when an empty section replays them in order."""
 
 
 class Ledger:
-    """See the module's docstring. Good for one epoch, and until `on_lost`."""
+    """Writes and replays the ledger log, for one epoch or until `on_lost`."""
 
     def __init__(
         self,
@@ -90,18 +90,18 @@ class Ledger:
         self._snapshotting = False
         self._replayed = partition_log.log.end_offset
 
-    def keep(self, sections: Mapping[bytes, LedgerSection]) -> None:
-        """Who keeps which tag; said once, before the replay."""
+    def set_sections(self, sections: Mapping[bytes, LedgerSection]) -> None:
+        """Set the section of each tag, once, before the replay."""
         self._sections = sections
 
     # Writing
 
     def write(self, records: Sequence[bytes], patient: bool = False) -> "asyncio.Future[None]":
-        """Write these with whatever else comes in this turn; done when they are replicated.
+        """Write these with all others of this turn; done when they are replicated.
 
-        While a batch is on its way to the followers, what is `patient` waits for it, so that under
-        load many such share the next batch; nothing is answered before that one anyway. The future
-        is shared: never cancel it, add a callback or shield it.
+        While a batch is on its way to the followers, `patient` records wait for it. So under load
+        many of them share the next batch; they would not be answered earlier anyway. The future is
+        shared: never cancel it; add a callback or shield it.
         """
         turn = self._turn
         if turn is None:
@@ -133,7 +133,7 @@ class Ledger:
         return future
 
     def stop(self, error: RaftqError) -> None:
-        """Nothing is written any more; what was not written yet fails."""
+        """Write nothing more; records that are not written yet fail."""
         if self._ended is None:
             self._ended = error
         turn, self._turn = self._turn, None
@@ -184,7 +184,7 @@ class Ledger:
         return end
 
     def _await_replicated(self, end: int, future: "asyncio.Future[None]") -> None:
-        """Pass on that the log is replicated up to `end`, or why nobody will know."""
+        """Finish the future when the log is replicated up to `end`, or with the error."""
         replicated = self.partition_log.replicated(end)
         if replicated.done():
             _pass_on(replicated, future)
@@ -208,7 +208,7 @@ class Ledger:
         )
 
     def begin_snapshot(self) -> None:
-        """Write down everything, and drop what came before once that is safe."""
+        """Write the whole state, and drop everything before it once that is safe."""
         partition_log = self.partition_log
         records = [TAG_SNAPSHOT]
         for tag, section in self._sections.items():
@@ -220,7 +220,7 @@ class Ledger:
             start = partition_log.log.end_offset
             end = self._append(records)
         except RaftqError as error:
-            # What is written of it counts for nothing; the ledger goes on without.
+            # An incomplete snapshot is ignored; the ledger goes on without it.
             logger.warning(
                 "log=%s event=snapshot_failed error=%s", partition_log.log.directory, error
             )
@@ -246,10 +246,10 @@ class Ledger:
     # Replay
 
     def replay(self, skip_damaged: bool = False) -> Iterator[None]:
-        """Give every chapter what the log says about it; pauses after each batch.
+        """Give each section its records; yields after each batch.
 
-        CorruptBatch or CorruptFile when part of the log cannot be read or makes no sense; with
-        `skip_damaged` the rest is believed.
+        Raises CorruptBatch or CorruptFile if part of the log cannot be read or makes no sense.
+        With `skip_damaged` it uses the rest instead.
         """
         log = self.partition_log.log
         joiner = _Joiner()
@@ -279,14 +279,14 @@ class Ledger:
 
 
 class _Start:
-    """Tells the snapshot that begins a ledger from those that only repeat what is known."""
+    """Tells the snapshot at the beginning of a ledger from later ones, which are ignored."""
 
     def __init__(self, needs_snapshot: bool) -> None:
         self._needs_snapshot = needs_snapshot
         self._is_over = False
 
     def unwrap(self, record: bytes) -> bytes:
-        """The record for a chapter, or nothing."""
+        """The record without the mark of a snapshot; empty if it is to be ignored."""
         if not record.startswith(TAG_SNAPSHOT):
             if self._needs_snapshot:
                 raise CorruptFile("the ledger has no beginning")
@@ -309,7 +309,7 @@ class _Joiner:
     def add(self, record: bytes) -> bytes | None:
         """A whole record, or None while pieces are missing."""
         if not record.startswith(TAG_PIECE):
-            self._pieces = []  # of a record whose last pieces were cut off with their leader
+            self._pieces = []  # a change of leaders cut off the last pieces of that record
             return record
         self._pieces.append(record[2:])
         if record[1:2] == _MORE:
@@ -349,7 +349,7 @@ def _pieces(record: bytes) -> Iterable[bytes]:
 def _fail(future: "asyncio.Future[None]", error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # whoever waits hears of it; nobody has to
+        future.exception()  # so that asyncio does not complain if no caller waits
 
 
 def _pass_on(done: "asyncio.Future[None]", future: "asyncio.Future[None]") -> None:

@@ -2,16 +2,16 @@
 
     opening   the ledger is replayed, then everything of older epochs is waited for
     ready     requests are served; before that they wait (bounded)
-    stopped   the epoch is over: whoever waits hears NotLeader
+    stopped   the epoch is over: requests that wait get NotLeader
 
-Whatever changes a group is in its engine; this is about time: when the engine begins, when leases
-end, when those who wait for records look again. Waiters of a group are served in the order they
-came. They are woken by what can have made a difference (new records, an ended lease, a record that
-is due, room for a holder), never by a clock of their own.
+The engine changes groups; this module is about time: when the engine begins, when leases end, when
+waiting requests are served. The waiters of a group are served in the order they came. Events that
+can make a difference wake them (new records, an ended lease, a record that is due, room for a
+holder); they have no timers of their own.
 
-When the ledger cannot be written the queue opens again, in the same epoch, with a new engine. When
-part of the ledger cannot be read it waits for a repair from another replica; if none comes it goes
-on with what is left: then records may be delivered again, but none is lost.
+When the ledger cannot be written, the queue opens again, in the same epoch, with a new engine. When
+part of the ledger cannot be read, it waits for a repair from another replica. If none comes it goes
+on with the rest: then records may be delivered again, but none is lost.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from raftq.node.replication.partition_log import LEDGER
 logger = logging.getLogger(__name__)
 
 REPLAY_S = 0.005
-"""How long a replay has the event loop before others do."""
+"""After this time a replay lets other tasks have the event loop."""
 REOPEN_S = 0.5
 REPAIR_S = 1.0
 REPAIR_TRIES = 10
@@ -50,14 +50,14 @@ class Waiter(Protocol):
     """A lease request that waits for records."""
 
     def offer(self, queue: "PartitionQueue") -> bool:
-        """There may be something: take it and leave; False when it was not for this one."""
+        """There may be records: take them and leave. Returns False if nothing was taken."""
 
     def ended(self, queue: "PartitionQueue", error: RaftqError) -> None:
-        """There will be nothing here any more."""
+        """The queue has stopped."""
 
 
 class PartitionQueue:
-    """See the module's docstring."""
+    """The queue of one partition, for one epoch."""
 
     def __init__(
         self,
@@ -171,10 +171,10 @@ class PartitionQueue:
         if self._stopped is None:
             self.delay_line.scheduled(base, batch)
 
-    # Who waits for records
+    # Requests that wait for records
 
     def park(self, group: str, waiter: Waiter) -> None:
-        """Offer it records of the group when there may be some."""
+        """Offer records of the group to this waiter when there may be some."""
         self._waiters.setdefault(group, {})[waiter] = None
 
     def leave(self, group: str, waiter: Waiter) -> None:
@@ -194,7 +194,7 @@ class PartitionQueue:
             self._loop.call_soon(self._wake)
 
     def _wake(self) -> None:
-        """Offer what there is to those who wait, the longest waiting first."""
+        """Offer records to the waiters, the longest waiting first."""
         self._wake_soon = False
         if not self._waiters or not self.is_ready:
             return
@@ -221,7 +221,7 @@ class PartitionQueue:
             self._wake_later()
 
     def _arm(self, deadline: float) -> None:
-        """Look at the time then, or before."""
+        """Check the time at the deadline, or earlier."""
         if self._timer is not None:
             if self._timer_at <= deadline:
                 return

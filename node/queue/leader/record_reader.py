@@ -102,7 +102,7 @@ class _Columns:
         return len(offsets)
 
     def read(self, log: Log, offsets: Sequence[int]) -> dict[int, BatchRecord]:
-        """The records at these places of the batch, in order; CorruptBatch when one is damaged."""
+        """The records at these offsets of the batch, in order. CorruptBatch if one is damaged."""
         if self.segment.removed:
             raise OffsetOutOfRange(f"the segment of offset {offsets[0]} is gone")
         found: dict[int, BatchRecord] = {}
@@ -164,7 +164,7 @@ class _Unpacked:
 
 
 class RecordReader:
-    """The records of one log, by their offsets there: their places."""
+    """Reads single records of one log by their offsets."""
 
     def __init__(
         self, log: Log, on_damage: Callable[[CorruptBatch], None] = lambda error: None
@@ -182,7 +182,7 @@ class RecordReader:
     def read(
         self, offsets: Sequence[int], bytes_max: int = UNLIMITED
     ) -> tuple[dict[int, BatchRecord], list[int]]:
-        """The records at these places, in any order, and the places that were not looked at.
+        """The records at these offsets, in any order, and the offsets that were not read.
 
         It stops after about `bytes_max`, or when it took long, and with at least one. What cannot
         be read is in neither.
@@ -199,7 +199,7 @@ class RecordReader:
                 size += sum([len(found[offset].value) for offset in wanted[before:at]])
             except (CorruptBatch, OffsetOutOfRange) as error:
                 logger.error(
-                    "log=%s place=%d cannot be read: %s", self._log.directory, wanted[at], error
+                    "log=%s offset=%d cannot be read: %s", self._log.directory, wanted[at], error
                 )
                 self._forget(wanted[at])
                 at += 1
@@ -244,7 +244,7 @@ class RecordReader:
         return known if offset < known.batch_end else None
 
     def _small(self, offset: int) -> Batch | None:
-        """The batch that holds the place if it is small, from a window over many of them."""
+        """The batch of the offset if it is small, from a window over many of them."""
         while True:
             while self._window_at < len(self._window):
                 batch = Batch(self._window, self._window_at)

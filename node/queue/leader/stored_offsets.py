@@ -1,17 +1,17 @@
-"""The positions that stream groups have stored in a partition, and who may: chapter O. (Shell.)
+"""The positions that stream groups store in a partition: section O of the ledger. (Shell.)
 
 A position is (offset, owner epoch, member, owned, turn). The coordinator gives a partition to a
-member in some generation, the owner epoch; the member claims it here before it reads, and from then
-on older epochs are fenced: they cannot store any more. Who stores without an epoch (an operator, a
-REST caller) may do so while nobody owns the partition; `reset`, the operator's reset, ends
-ownership but not the fence.
+member in some generation, the owner epoch. The member claims it here before it reads; from then on
+older epochs are fenced: they cannot store any more. A caller without an epoch (an operator, a REST
+client) may store while no member owns the partition. `reset`, for operators, ends ownership but not
+the fence.
 
-A store may be late: sent over a connection that hung, and overtaken by the next one of its owner,
-or by an operator. The owner numbers its stores, and of those the last `turn` is kept: what has no
-higher one changes nothing. An owner may well store a lower offset, with a higher turn.
+A store may be late: it was sent over a connection that hung, and the next store of its owner, or an
+operator, overtook it. So the owner numbers its stores, and the last `turn` is kept: a store with a
+lower or equal turn changes nothing. An owner may store a lower offset, with a higher turn.
 
-A record is a msgpack list of rows: the whole position of a group, or its name alone when it is
-forgotten. So a record says the same whatever came before it.
+A record is a msgpack list of rows: the whole position of a group, or its name alone when the
+position is forgotten. So the meaning of a record does not depend on the records before it.
 """
 
 import asyncio
@@ -31,18 +31,18 @@ GROUPS_MAX = 5_000
 
 @dataclass(slots=True)
 class StoredPosition:
-    """`offset` -1: nothing is stored; `owner_epoch` -1: nobody ever claimed it."""
+    """`offset` -1: nothing is stored. `owner_epoch` -1: no member ever claimed it."""
 
     offset: int = NOTHING
     owner_epoch: int = NOTHING
     member: str = ""
     owned: bool = False
     turn: int = 0
-    """Of the last store of the owner with this epoch; 0: it does not number them."""
+    """The number of the owner's last store; 0 if it does not number them."""
 
 
 class StoredOffsets:
-    """See the module's docstring."""
+    """The stored positions of all groups of a partition."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.positions: dict[str, StoredPosition] = {}
@@ -54,7 +54,7 @@ class StoredOffsets:
     def store(
         self, group: str, offset: int, owner_epoch: int, member: str, turn: int = 0
     ) -> "asyncio.Future[None]":
-        """Store a position, unless a newer owner is known, or a later turn of this one."""
+        """Store a position, unless a newer owner or a later turn of this owner is known."""
         known = self._check(group, owner_epoch)
         if owner_epoch == NOTHING:
             return self._write(
@@ -65,7 +65,7 @@ class StoredOffsets:
         return self._write(group, StoredPosition(offset, owner_epoch, member, True, turn))
 
     def claim(self, group: str, owner_epoch: int, member: str) -> "asyncio.Future[None]":
-        """Fence everybody with an older epoch."""
+        """Make the member the owner and fence all older epochs."""
         known = self._check(group, owner_epoch)
         if (known.owner_epoch, known.member, known.owned) == (owner_epoch, member, True):
             return self._ledger.barrier()
@@ -73,7 +73,7 @@ class StoredOffsets:
         return self._write(group, StoredPosition(known.offset, owner_epoch, member, True, turn))
 
     def reset(self, group: str, offset: int) -> "asyncio.Future[None]":
-        """Put the group there, whoever owns it."""
+        """Set the position and end any ownership."""
         known = self.of(group)
         return self._write(group, StoredPosition(offset, known.owner_epoch, "", False, known.turn))
 
@@ -101,7 +101,7 @@ class StoredOffsets:
         self.positions[group] = position
         return self._ledger.write([TAG_OFFSETS + encode_stored([_row(group, position)])])
 
-    # The chapter
+    # The section of the ledger
 
     def replay(self, content: bytes) -> None:
         for row in _decode(content):

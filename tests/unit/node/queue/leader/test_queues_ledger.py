@@ -41,7 +41,7 @@ class Book:
         leadership = self.partition.leadership or self.partition.lead()
         self.numbers = Numbers()
         self.ledger = Ledger(leadership.ledger, leadership.loop, self.lost.append)
-        self.ledger.keep({b"D": self.numbers})
+        self.ledger.set_sections({b"D": self.numbers})
         for _ in self.ledger.replay():
             pass
 
