@@ -9,12 +9,11 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict
 from random import Random
 from typing import Any
 
 from raftq import Worker
-from raftq.chaos.history import History, Operation
+from raftq.chaos.history import History, Operation, to_row
 from raftq.chaos.members import StreamMember
 
 WORK_S = 0.02
@@ -37,8 +36,7 @@ class Printed(History):
         self._say(operation, found[0])
 
     def _say(self, operation: Operation, number: int) -> None:
-        kind = type(operation).__name__.lower()
-        say({"number": number, "row": {"kind": kind, **asdict(operation)}})
+        say({"number": number, "row": to_row(operation)})
 
 
 def member(bootstrap: str, topic: str, name: str) -> None:
