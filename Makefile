@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TESTS ?=
+# Many tests wait for real processes, so three workers keep two cores busy.
+WORKERS ?= 3
 SEEDS ?= 1000
 
 # Tests start hundreds of nodes: they would compile every module each time.
@@ -40,10 +42,10 @@ try-tools: $(STAMP)
 
 # Some of every kind, for each change; the slowest are told, for whoever made `make test` slow.
 test: $(STAMP) try-tools
-	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not full" --durations 10 $(TESTS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not full" --durations 10 $(TESTS)
 
 test-all: $(STAMP) try-tools
-	@$(BIN)/python -m pytest -n auto --dist worksteal --durations 10 $(TESTS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 10 $(TESTS)
 
 # Logs and queue under simulated crashes, damage and full disks, with more seeds than `make test-all`.
 sim: $(STAMP)
