@@ -227,10 +227,11 @@ def test_each_group_dequeues_for_itself(directory):
 
 def test_dequeue_waits_for_a_delayed_message(tmp_path):
     path = str(tmp_path / "q")
-    run_json("enqueue", path, "soon", "--delay", "0.2")
+    run_json("enqueue", path, "much later", "--delay", "600")
     assert run_lines("dequeue", path) == []
+    run_json("enqueue", path, "soon", "--delay", "0.2")
     (message,) = run_lines("dequeue", path, "--timeout", "30")
-    assert (message["id"], message["value"]) == ("d0", "soon")
+    assert (message["id"], message["value"]) == ("d1", "soon")
 
 
 def test_dead_letters_are_listed_filtered_redriven_and_purged(directory):
