@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Generic, TypeVar
@@ -63,4 +64,8 @@ def served_cluster(made: AbstractAsyncContextManager[C]) -> Iterator[ServedClust
     served = ServedCluster(made)
     yield served
     served.stop()
+    # Handler threads end by themselves, a moment after their worker was closed.
+    end = time.monotonic() + 10.0
+    while threading.active_count() > before and time.monotonic() < end:
+        time.sleep(0.001)
     assert threading.active_count() == before, "threads are left behind"
