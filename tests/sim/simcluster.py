@@ -275,7 +275,7 @@ _EXPECTED = (
     "groups cannot be written: ",  # nor is anybody's membership, until there is room
 )
 
-_OF_ROT = " refused what it was handed from offset "
+_OF_ROT = " refused the batches from offset "
 """A follower could not use what its leader has, and the leader looks at it: its active segment
 rotted, which no scrub reads. Nothing else may make a leader hand over such bytes."""
 
