@@ -18,11 +18,11 @@ A batch is in one of these states:
 `by_key` and `by_number` only matter when the topic is created again: they restrict where the batch
 may go.
 
-Flags of an outbox: `connecting`, `timer` and `renewing` each say that something calls `pump` later,
-and nothing is sent until then. After a `gap` only the batches of the window are sent again. When
-the window is empty, the gap ends: the identity becomes None and the sequence 0, and `renewing` says
-that a new producer id is requested. `stuck` only steers records without a key to other partitions.
-`gone` is final: nothing is sent any more.
+Flags of an outbox: `connecting`, `timer` and `identifying` each say that something calls `pump`
+later, and nothing is sent until then; `identifying` waits for the producer id. After a `gap` only
+the batches of the window are sent again. When the window is empty, the gap ends: the next epoch
+begins, at sequence 0. `stuck` only steers records without a key to other partitions. `gone` is
+final: nothing is sent any more.
 """
 
 import asyncio
@@ -193,7 +193,7 @@ class Outbox:
 
     __slots__ = (
         "attempts", "closed", "connecting", "delayed", "doubts", "encoded", "gap", "gone",
-        "identity", "last_error", "later", "node", "open", "partition", "renewing", "returned",
+        "identifying", "identity", "last_error", "later", "node", "open", "partition", "returned",
         "sequence", "stuck", "timer", "topic", "window",
     )  # fmt: skip
 
@@ -211,7 +211,7 @@ class Outbox:
         self.sequence = 0
         self.encoded = 0  # batches that have sequence numbers
         self.gap = False  # a sequence number was given up: later ones will be refused
-        self.renewing = False
+        self.identifying = False
         self.connecting = False
         self.timer: asyncio.TimerHandle | None = None
         self.attempts = 0
@@ -228,6 +228,14 @@ class Outbox:
     def avoided(self) -> bool:
         """Whether the partition accepts nothing now, of either kind of records."""
         return self.stuck or (self.later is not None and self.later.stuck)
+
+    def begin_epoch(self) -> None:
+        """Ends a gap: what comes next has another epoch and begins at sequence 0."""
+        self.gap = False
+        self.sequence = 0
+        if self.identity is not None:
+            producer_id, epoch = self.identity
+            self.identity = producer_id, epoch + 1
 
     def end_timer(self) -> None:
         if self.timer is not None:

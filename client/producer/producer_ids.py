@@ -1,7 +1,8 @@
 """Shell: producer ids, by which nodes recognise batches that they already have.
 
-A producer starts with one id for all its partitions. A partition whose sequence is broken gets a
-new id of its own (`renew`); the others keep theirs.
+A producer has one id for all its partitions. A partition whose sequence is broken goes on with the
+next epoch of that id, from sequence 0; the others keep theirs. A node refuses an older epoch than
+it knows. So a batch that was given up, and is still on its way, is not appended behind newer ones.
 """
 
 import asyncio
@@ -27,7 +28,6 @@ class Identities:
         self._common: tuple[int, int] | None = None
         self._asking: asyncio.Task[None] | None = None
         self._waiting: list[tuple[Outbox, Callable[[Outbox], None]]] = []
-        self._own: dict[Outbox, None] = {}  # these must not get the common id
 
     def start_over(self) -> None:
         """Outboxes that come later get a new common id.
@@ -35,18 +35,10 @@ class Identities:
         Under the old one, batches may still be on their way to partitions of the same name."""
         self._common = None
 
-    def renew(self, outbox: Outbox) -> None:
-        """The next id of this outbox must be a new one."""
-        self._own[outbox] = None
-
     def give(self, outbox: Outbox, ready: Callable[[Outbox], None]) -> None:
         """Sets the outbox's identity, now or later, then calls `ready`."""
-        if self._common is not None and outbox not in self._own:
+        if self._common is not None:
             self._assign(outbox, self._common, ready)
-            return
-        if outbox in self._own:
-            del self._own[outbox]
-            self._tasks.spawn(self._ask_for(outbox, ready))
             return
         self._waiting.append((outbox, ready))
         if self._asking is None:
@@ -57,11 +49,8 @@ class Identities:
     ) -> None:
         outbox.identity = identity
         outbox.sequence = 0
-        outbox.renewing = False
+        outbox.identifying = False
         ready(outbox)
-
-    async def _ask_for(self, outbox: Outbox, ready: Callable[[Outbox], None]) -> None:
-        self._assign(outbox, await self._ask([outbox]), ready)
 
     async def _ask_for_all(self) -> None:
         common = self._common = await self._ask([outbox for outbox, _ in self._waiting])

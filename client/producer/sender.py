@@ -12,10 +12,11 @@ order.
 
 A batch that is given up leaves a gap in the sequence. Later batches that were certainly not written
 get new numbers. The others are sent again, and either turn out to be written or are refused as out
-of order: then their outcome is unknown. When the window is empty, the partition continues with a
-new producer id, from sequence 0, so that nothing still on its way under the old id can be confused
-with the new batches. The same happens when a topic is deleted and created again; recreated_topic.py
-decides where the batches of the old topic go.
+of order: then their outcome is unknown. When the window is empty, the partition continues with the
+next epoch of its producer id, from sequence 0. A node that has seen the new epoch refuses the old
+one: nothing that is still on its way is confused with new batches, or appended behind them. When a
+topic is deleted and created again, the new one gets a new id; recreated_topic.py decides where the
+batches of the old topic go.
 """
 
 import asyncio
@@ -131,7 +132,7 @@ class Sender:
 
     def pump(self, outbox: Outbox) -> None:
         """Sends what can be sent now. Whatever prevents that calls this again when it ends."""
-        if outbox.timer is not None or outbox.connecting or outbox.renewing or outbox.gone:
+        if outbox.timer is not None or outbox.connecting or outbox.identifying or outbox.gone:
             return
         waiting = [batch for batch in outbox.window if batch.waits]
         if waiting:
@@ -145,8 +146,7 @@ class Sender:
         for batch in waiting:
             if not outbox.timer:
                 self._send(connection, outbox, batch)
-        # Giving a batch up may request a new identity; `pump` is called when it is there.
-        while not (outbox.timer or outbox.renewing or self._is_waiting(outbox)):
+        while not (outbox.timer or outbox.identifying or self._is_waiting(outbox)):
             if not self._goes_on(outbox):
                 return
             self._send_next(connection, outbox)
@@ -159,7 +159,7 @@ class Sender:
 
     def _has_identity(self, outbox: Outbox) -> bool:
         if outbox.identity is None and self._options.sequenced:
-            outbox.renewing = True
+            outbox.identifying = True
             self._identities.give(outbox, self.pump)
             return False
         return True
@@ -176,10 +176,7 @@ class Sender:
         if outbox.gap:
             if outbox.window:
                 return False
-            outbox.gap = False
-            outbox.identity = None
-            outbox.sequence = 0
-            self._identities.renew(outbox)
+            outbox.begin_epoch()
         idle = not self._options.linger_ms and not outbox.window
         return bool(outbox.returned) or self._accumulator.has_work(outbox, idle)
 

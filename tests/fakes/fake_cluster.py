@@ -19,7 +19,6 @@ from raftq.client.common.errors import (
     InvalidArgument,
     NotLeader,
     OffsetOutOfRange,
-    OutOfOrderSequence,
     RaftqError,
     TopicExists,
     UnknownPartition,
@@ -47,8 +46,7 @@ from raftq.client.wire.messages import (
 )
 from raftq.node.native.session import Session
 from raftq.node.native.tcp import TcpServer
-
-WINDOW = 5
+from raftq.node.storage.producers import Producers
 
 
 class FakePartition:
@@ -61,7 +59,7 @@ class FakePartition:
         self.ends: list[int] = []
         self.start = 0
         self.end = 0
-        self.producers: dict[int, list[tuple[int, int, int]]] = {}
+        self.producers = Producers()
         self.grown = asyncio.Event()
         self.keep = True
         self._delays: FakePartition | None = None
@@ -83,18 +81,11 @@ class FakePartition:
     def _append(self, raw: memoryview) -> int:
         batch = decode(raw) if self.keep else Batch(raw)
         assert batch.length == len(raw), "one batch per request"
-        if batch.producer_id >= 0:
-            known = self.producers.setdefault(batch.producer_id, [])
-            for sequence, count, offset in known:
-                if sequence == batch.base_sequence and count == batch.count:
-                    return offset
-            expected = (known[-1][0] + known[-1][1]) % (1 << 32) if known else 0
-            if batch.base_sequence != expected:
-                raise OutOfOrderSequence(
-                    f"sequence {batch.base_sequence}, expected {expected}"
-                ).with_details(due=expected)
-            known.append((batch.base_sequence, batch.count, self.end))
-            del known[:-WINDOW]
+        origin = (batch.producer_id, batch.producer_epoch, batch.base_sequence, batch.count)
+        known = self.producers.check(*origin)
+        if known is not None:
+            return known
+        self.producers.note(*origin, self.end)
         base = self.end
         self.end += batch.span
         if self.keep:

@@ -10,9 +10,17 @@ import pytest
 from fake_cluster import FakeCluster, fake_cluster, simulate
 
 from raftq.aio import Producer
-from raftq.client.common.errors import DiskFull, NotEnoughReplicas, RaftqError, RequestTimeout
+from raftq.client.common.errors import (
+    DiskFull,
+    FencedProducer,
+    NotEnoughReplicas,
+    RaftqError,
+    RequestTimeout,
+)
 from raftq.client.results import Delivery
+from raftq.client.wire.batch import decode
 from raftq.client.wire.messages import Produce
+from raftq.node.storage.producers import Producers
 
 
 def producer_of(cluster: FakeCluster, **more: Any) -> Producer:
@@ -182,5 +190,31 @@ def test_it_does_not_matter_when_the_delivery_time_of_the_last_record_is_spent(
                 cluster.before = None
                 await asyncio.sleep(3.0)
                 assert await burst(producer, 4) == {0: 2, 1: 2}
+
+    simulate(main())
+
+
+def test_what_was_lost_and_is_still_on_its_way_is_not_appended_behind_later_records() -> None:
+    """1. A leader acknowledges two batches alone, and loses the second with its place.
+    2. The next batch does not fit behind the first: the producer goes on in its next epoch.
+    3. The first attempt of the lost batch arrives at last. It is refused."""
+
+    async def main() -> None:
+        async with fake_cluster(1) as cluster:
+            (log,) = cluster.add_topic("t")
+            async with producer_of(cluster, acks="leader") as producer:
+                await (await producer.send("t", b"kept"))
+                await (await producer.send("t", b"lost"))
+                lost = log.batches.pop()
+                log.ends.pop()
+                log.end = 1
+                log.producers = Producers()
+                log.producers.note(1, 0, 0, 1, 0)
+                await (await producer.send("t", b"later"))
+            newest = decode(log.batches[-1])
+            assert (newest.producer_id, newest.producer_epoch, newest.base_sequence) == (1, 1, 0)
+            with pytest.raises(FencedProducer):
+                log.append(memoryview(lost))
+            assert log.values() == [b"kept", b"later"]
 
     simulate(main())
