@@ -164,32 +164,41 @@ class OwnedPartitions:
 
     def _claim(self, keys: Sequence[PartitionKey]) -> None:
         """Starts one task for each leader, so that a leader without an answer delays no other."""
-        groups: dict[object, dict[PartitionKey, int]] = {}
+        groups: dict[object, list[Holding]] = {}
         for key in keys:
-            epoch = self.holdings[key].owner_epoch
-            groups.setdefault(self._routes.leader(*key), {})[key] = epoch
-        for claims in groups.values():
-            self._tasks.spawn(self._claim_some(claims))
+            groups.setdefault(self._routes.leader(*key), []).append(self.holdings[key])
+        for holdings in groups.values():
+            self._tasks.spawn(self._claim_some(holdings))
 
-    async def _claim_some(self, claims: dict[PartitionKey, int]) -> None:
-        options = self._options
-        backoff = options.backoff()
-        while claims:
-            found = await self._offsets.claim(claims, self.member.member_id, CLAIM_S)
-            for key, answer in found.items():
-                holding = self.holdings.get(key)
-                if holding is None or holding.owner_epoch != claims[key]:
-                    del claims[key]  # it does not belong to this member any more
-                elif isinstance(answer, StoredOffset):
-                    holding.stored = answer.offset
-                    holding.state = "claimed"
-                    del claims[key]
-                    self._positions.call()
-                else:
-                    self._claim_failed(holding, answer)
-            claims = {key: epoch for key, epoch in claims.items() if key in self.holdings}
-            if claims:
-                await sleep(backoff.next_s())
+    async def _claim_some(self, claims: list[Holding]) -> None:
+        backoff = self._options.backoff()
+        while True:
+            epochs = {holding.key: holding.owner_epoch for holding in claims}
+            found = await self._offsets.claim(epochs, self.member.member_id, CLAIM_S)
+            for holding in claims:
+                answer = found.get(holding.key)
+                if answer is not None and self._is_claiming(holding):
+                    self._claim_answered(holding, answer)
+            claims = [holding for holding in claims if self._is_claiming(holding)]
+            if not claims:
+                return
+            await sleep(backoff.next_s())
+
+    def _is_claiming(self, holding: Holding) -> bool:
+        """Whether this holding still waits for its claim.
+
+        A partition that is lost and given again may have the same owner epoch, so key and epoch do
+        not tell two holdings apart. Each has its own claim: an answer to the claim of an older one
+        may be late, and says nothing about the state of this one."""
+        return self.holdings.get(holding.key) is holding and holding.state == "given"
+
+    def _claim_answered(self, holding: Holding, answer: StoredOffset | RaftqError) -> None:
+        if isinstance(answer, StoredOffset):
+            holding.stored = answer.offset
+            holding.state = "claimed"
+            self._positions.call()
+        else:
+            self._claim_failed(holding, answer)
 
     def _claim_failed(self, holding: Holding, error: RaftqError) -> None:
         if isinstance(error, FencedGeneration):

@@ -1,6 +1,7 @@
 """What a member of a group makes of answers that are lost or come too late."""
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from fake_groups import fake_groups, fill
 from raftq.client.common.errors import FencedGeneration
 from raftq.client.consumer.consumer import Consumer
 from raftq.client.wire.group_messages import GroupHeartbeat
-from raftq.client.wire.queue_messages import StoreOffsets
+from raftq.client.wire.queue_messages import ReadOffsets, StoreOffsets
 
 
 def test_a_join_that_the_coordinator_forgot_meanwhile_is_repeated() -> None:
@@ -74,5 +75,49 @@ def test_a_commit_that_is_fenced_after_a_lost_answer_may_have_happened() -> None
                 assert raised.value.outcome == "unknown"
                 assert [one for one in cluster.history if one[0] == "store"]
                 cluster.asking = cluster.answering = None
+
+    simulate(main())
+
+
+def test_a_late_answer_to_an_older_claim_changes_nothing() -> None:
+    """1. A claim is not answered yet. 2. The session ends for the member, not for the coordinator,
+    which gives the partition again with the same owner epoch. 3. The second claim is answered, and
+    the application reads and stores. 4. The answer to the first claim comes."""
+
+    async def main() -> None:
+        async with fake_groups(1) as cluster:
+            cluster.add_topic("t", 1)
+            fill(cluster.topics["t"][0], [b"a", b"b"])
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            claims = 0
+            told: list[Any] = []
+
+            def answering(request: Any, node_id: int) -> Awaitable[None] | None:
+                nonlocal claims
+                if isinstance(request, ReadOffsets):
+                    claims += 1
+                    return asyncio.sleep(4) if claims == 1 else None
+                is_heartbeat = isinstance(request, GroupHeartbeat) and request.member_epoch
+                if is_heartbeat and loop.time() < began + 2.5:
+                    raise lost()
+                return None
+
+            cluster.answering = answering
+            async with Consumer(
+                cluster.bootstrap, group="g", topics=["t"], auto_commit=False, heartbeat_ms=200,
+                session_ms=2_000, on_assigned=lambda keys: told.append(("assigned", keys)),
+                on_revoked=lambda keys: told.append(("revoked", keys)),
+            ) as consumer:  # fmt: skip
+                found: list[bytes] = []
+                while loop.time() < began + 6:
+                    if records := await consumer.poll(timeout=0.1):
+                        assert loop.time() < began + 4
+                        found += [one.value for one in records]
+                        await consumer.commit()
+                assert claims == 2
+                assert found == [b"a", b"b"]
+                assert told == [("assigned", [("t", 0)])]
+                assert consumer.assignment() == [("t", 0)]
 
     simulate(main())
