@@ -1,13 +1,15 @@
 """Shell: the partitions of a group that a consumer owns. On the loop only.
 
-    given ──claim──> claimed ──poll──> active ──no longer given──> revoking ──poll──> given up
-      └──────────no longer given──────────┘                └──given again──> active
+    given ──claim──> claimed ──poll──> active ──no longer given──> revoking ──poll──> leaving
+      │                 │                ^                            │                  │
+      └──no longer given┴──> dropped     └────────given again─────────┘       given up <─┘
 
 Claiming fences the previous owner and reads its stored position. Only then are records fetched. The
 application learns of changes in its own polls. Between two polls it may still work on records, so a
 partition that is to be given up stays owned until the next poll, or for `max_poll_ms`; no more of
-its records are returned. It is given up when the application has been told and its position is
-stored.
+its records are returned. The next poll tells the application, which may take its time (leaving);
+then the position is stored and the partition given up. If it is given again meanwhile, it is
+claimed anew: the application takes it for lost.
 
 When the membership is lost, all its partitions are lost at once: others may own them already.
 """
@@ -38,7 +40,9 @@ COMMIT_S = 10.0
 CLAIM_S = 5.0
 REVOKE_COMMIT_S = 5.0
 
-State = Literal["given", "claimed", "active", "revoking"]
+State = Literal["given", "claimed", "active", "revoking", "leaving"]
+KNOWN = ("active", "revoking", "leaving")
+"""The states of partitions that the application knows of."""
 
 
 class Holding:
@@ -246,15 +250,18 @@ class OwnedPartitions:
             self.lost(None)
             self._positions.called = False
         unpolled, self._unpolled = self._unpolled, []
-        revoking = [key for key, one in self.holdings.items() if one.state == "revoking"]
+        leaving = [one for one in self.holdings.values() if one.state in ("revoking", "leaving")]
+        keys = [holding.key for holding in leaving]
         if self._commit_due:
             self._commit_due = False
             self._arm_commit()
-            offsets = self.handed_out(set(revoking))
+            offsets = self.handed_out(set(keys))
             self._tasks.spawn(self._commit_quietly(offsets, self._next_turn()))
         if self._problem is not None:
             raise copy_error(self._problem)
-        return unpolled + revoking
+        for holding in leaving:
+            holding.state = "leaving"
+        return unpolled + keys
 
     async def give_up(self, keys: Sequence[PartitionKey]) -> None:
         """The application knows that it loses these: stores their positions and gives them up."""
@@ -263,15 +270,15 @@ class OwnedPartitions:
             positions = {key: at for key, at in self.handed_out().items() if key in wanted}
             await self._commit_quietly(positions, self._next_turn(), REVOKE_COMMIT_S)
         for key in keys:
-            if self._is_revoking(key):
+            if self._is_in(key, "leaving"):
                 del self.holdings[key]
         self._drop([key for key in keys if not self._is_held(key)])
         self.member.poke()
         self._accept()
 
-    def _is_revoking(self, key: PartitionKey) -> bool:
+    def _is_in(self, key: PartitionKey, state: State) -> bool:
         holding = self.holdings.get(key)
-        return holding is not None and holding.state == "revoking"
+        return holding is not None and holding.state == state
 
     def _drop(self, gone: Sequence[PartitionKey]) -> None:
         if gone:
@@ -308,7 +315,7 @@ class OwnedPartitions:
 
     async def every(self) -> list[PartitionKey]:
         """The partitions that the application knows it has."""
-        return [key for key, one in self.holdings.items() if one.state in ("active", "revoking")]
+        return [key for key, one in self.holdings.items() if one.state in KNOWN]
 
     async def leave(self, is_done: bool) -> None:
         """The end: stores the application's positions, before the records that it has not
@@ -333,7 +340,7 @@ class OwnedPartitions:
             assigned = self._positions.partitions.get(key)
             if assigned is None or assigned.position is None or key in but:
                 continue
-            if holding.state in ("active", "revoking") and not holding.lost:
+            if holding.state in KNOWN and not holding.lost:
                 found[key] = assigned.position
         for key, offset in first_offsets(self.unseen).items():
             if key in found:
@@ -372,7 +379,7 @@ class OwnedPartitions:
 
     def _is_held(self, key: PartitionKey) -> bool:
         holding = self.holdings.get(key)
-        return holding is not None and holding.state in ("active", "revoking") and not holding.lost
+        return holding is not None and holding.state in KNOWN and not holding.lost
 
     def _next_turn(self) -> int:
         """The number of this set of positions; called at the moment at which they are read."""
@@ -451,7 +458,7 @@ class OwnedPartitions:
             done = self.worked_off()
             done = {key: done[key] for key in keys if key in done}
             await self._commit_quietly(done, self._next_turn())
-        gone = [key for key in keys if self._is_revoking(key)]
+        gone = [key for key in keys if self._is_in(key, "revoking")]
         for key in gone:
             # It stays among the positions, returning no records, until the next poll.
             del self.holdings[key]

@@ -79,6 +79,48 @@ def test_a_commit_that_is_fenced_after_a_lost_answer_may_have_happened() -> None
     simulate(main())
 
 
+def test_a_partition_that_comes_back_while_its_loss_is_told_is_assigned_again() -> None:
+    """1. Another member joins, and a partition is to be given up: the application is told, and
+    takes its time. 2. The other member leaves, so the partition is given back meanwhile. 3. The
+    application is told of it before it gets records of it."""
+
+    async def main() -> None:
+        async with fake_groups(1) as cluster:
+            cluster.add_topic("t", 2)
+            revoking = asyncio.Event()
+            told: list[Any] = []
+
+            async def on_revoked(keys: Any) -> None:
+                told.append(("revoked", keys))
+                revoking.set()
+                await asyncio.sleep(1.5)
+
+            async def follow(consumer: Consumer) -> None:
+                while True:
+                    told.extend(record.partition for record in await consumer.poll(timeout=0.1))
+
+            settings: dict[str, Any] = {"group": "g", "topics": ["t"], "heartbeat_ms": 200}
+            async with Consumer(
+                cluster.bootstrap, **settings, session_ms=2_000, auto_commit=False,
+                on_assigned=lambda keys: told.append(("assigned", keys)), on_revoked=on_revoked,
+            ) as consumer:  # fmt: skip
+                following = asyncio.create_task(follow(consumer))
+                await asyncio.sleep(2)
+                assert told == [("assigned", [("t", 0), ("t", 1)])]
+                async with Consumer(cluster.bootstrap, **settings):
+                    await revoking.wait()
+                await asyncio.sleep(4)
+                for log in cluster.topics["t"]:
+                    fill(log, [b"new"])
+                await asyncio.sleep(1)
+                following.cancel()
+                (lost,) = told[1][1]
+                assert told[1:3] == [("revoked", [lost]), ("assigned", [lost])]
+                assert sorted(told[3:]) == [0, 1]
+
+    simulate(main())
+
+
 def test_a_late_answer_to_an_older_claim_changes_nothing() -> None:
     """1. A claim is not answered yet. 2. The session ends for the member, not for the coordinator,
     which gives the partition again with the same owner epoch. 3. The second claim is answered, and
