@@ -38,7 +38,7 @@ async def calm_time(cluster: SimCluster, workload: Workload) -> None:
 
 async def _probe(cluster: SimCluster, workload: Workload) -> None:
     rng = Random(f"calm {cluster.plan.seed}")
-    leavers = _Leavers(cluster)
+    leavers = Leavers(cluster)
     async with workload.prober() as producer:
         for number in range(ROUNDS):
             began = cluster.loop.time()
@@ -59,7 +59,7 @@ async def _probe(cluster: SimCluster, workload: Workload) -> None:
 
 
 async def _answered(
-    cluster: SimCluster, work: "list[asyncio.Task[Send]]", leavers: "_Leavers"
+    cluster: SimCluster, work: "list[asyncio.Task[Send]]", leavers: "Leavers"
 ) -> None:
     end = cluster.loop.time() + 30.0
     pending = set(work)
@@ -84,12 +84,15 @@ def _alter(cluster: SimCluster, rng: Random, fsync: str) -> None:
         node.process.spawn(node.node.metadata.propose(command))
 
 
-class _Leavers:
-    """Who was in sync when the calm time began.
+class Leavers:
+    """Who was in sync when the calm time began, and must stay so.
 
-    Where there is a new leader, others may leave while its metadata or theirs is late. New is also
-    one that was elected just before: not all copies have heard of it, or they had not when it
-    proposed to go on without them.
+    A node that is late may be put out under a new leader: the leader gives it a fixed time to come,
+    and its metadata, or that of the leader, may use up most of it. To have heard of the leader is
+    not enough, because the node still has to connect and subscribe. Nor is it enough to have come,
+    while the leader has more than it, or has proposed to go on without it. The excuse ends when all
+    have come and have everything: from then on nothing that is late about the epoch is left, and
+    whoever leaves in it is put out for no reason.
     """
 
     def __init__(self, cluster: SimCluster) -> None:
@@ -98,31 +101,37 @@ class _Leavers:
             (topic.name, number): one
             for topic, number, one in cluster.consensus.state.all_partitions()
         }
-        self._heard = {key: self._epoch_heard(key, one) for key, one in self._began.items()}
         late = {one for one, lag_s in cluster.plan.world.lags_s.items() if lag_s > LATE_S}
         voters = set(cluster.plan.voters)
         # An observer hears no sooner than the voter that it watches, and that may be any.
         self._late = late if late.isdisjoint(voters) else late | (set(cluster.nodes) - voters)
+        self._settled: dict[Partition, int] = {}
+        """By partition: the newest epoch in which the leader has seen all with everything."""
+        self._note_settled()
 
-    def _epoch_heard(self, key: Partition, one: PartitionState) -> int:
-        """The newest epoch that every copy has heard of, and in which nothing is being decided."""
-        copies = [self._cluster.nodes[replica].copy_of(key) for replica in one.replicas]
-        if any(copy is not None and copy.replica._proposed is not None for copy in copies):
-            return -1  # that may still be from before somebody had heard
-        return min((copy.replica.epoch for copy in copies if copy is not None), default=one.epoch)
+    def _note_settled(self) -> None:
+        for topic, number, one in self._cluster.consensus.state.all_partitions():
+            key = (topic.name, number)
+            copy = None if one.leader is None else self._cluster.nodes[one.leader].copy_of(key)
+            if copy is None or copy.replica.role != "leader":
+                continue
+            replica = copy.replica
+            if replica._proposed is None and not replica.is_behind():
+                self._settled[key] = replica.epoch
 
     def check(self) -> None:
         for topic, number, one in self._cluster.consensus.state.all_partitions():
             began = self._began.get((topic.name, number), one)
             for member in began.isr:
                 late = member in self._late or one.leader in self._late
-                if late and one.epoch != self._heard.get((topic.name, number), one.epoch):
+                if late and one.epoch != self._settled.get((topic.name, number)):
                     continue
                 if member in one.replicas and member not in one.isr:
                     raise Broken(
                         f"node-{member} left the isr of {topic.name}/{number} in a calm time\n"
                         f"{self._cluster.describe()}"
                     )
+        self._note_settled()
 
 
 async def come_to_rest(cluster: SimCluster) -> None:
