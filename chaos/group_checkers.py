@@ -9,6 +9,8 @@ check_owners    two owners     two members had a partition in one generation, or
 check_receives  skipped        a group passed a record, or stored a position after it
                 unread         a record was not read though the group read to the end
                 went back      a member got a record again without a new start
+                not told       a member got a record of a partition that it had not been told of,
+                               or after it had been told that it lost it
 """
 
 from collections.abc import Iterator
@@ -90,6 +92,10 @@ def check_owners(history: History, skew_s: float = 0.0) -> Iterator[Anomaly]:
 def check_receives(history: History, final: Final) -> Iterator[Anomaly]:
     """A group gets every record of its partitions, and stores no position after a missing one."""
     kept = {partition_key: dict(rows) for partition_key, rows in final.logs.items()}
+    spans: dict[tuple[Key, str], list[OwnedSpan]] = {}
+    for span in history.of(OwnedSpan):
+        spans.setdefault(((span.group, span.partition_key), span.client), []).append(span)
+    groups = {group for (group, _), _ in spans}  # other readers are told of nothing
     seen: dict[Key, set[int]] = {}
     position: dict[tuple[Key, str], int] = {}
     for operation in history.operations:
@@ -98,6 +104,10 @@ def check_receives(history: History, final: Final) -> Iterator[Anomaly]:
             if operation.offset <= position.get((key, operation.client), -1):
                 yield Anomaly("went back", f"{operation} after {position[key, operation.client]}")
             position[key, operation.client] = operation.offset
+            if operation.group in groups:
+                owned = spans.get((key, operation.client), [])
+                if not any(_has(span, operation.at) for span in owned):
+                    yield Anomaly("not told", str(operation))
             yield from _missing(
                 operation, kept.get(operation.partition_key, {}), seen.setdefault(key, set())
             )
@@ -112,6 +122,10 @@ def check_receives(history: History, final: Final) -> Iterator[Anomaly]:
                 ((operation.group, operation.partition_key), operation.client), None
             )  # the member starts again
     yield from _unread(final, seen)
+
+
+def _has(span: OwnedSpan, at: float) -> bool:
+    return span.at <= at <= (inf if span.ended is None else span.ended)
 
 
 def _unread(final: Final, seen: dict[Key, set[int]]) -> Iterator[Anomaly]:

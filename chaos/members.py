@@ -32,6 +32,8 @@ class StreamMember:
         self.clock = clock
         self.stopping = False
         self.work_s = 0.01
+        self.revoke_s = 0.0
+        """How long it takes to give up partitions, after it has stored their positions."""
         self.positions: dict[PartitionKey, int] = {}
         """The offset after the last received record, for each partition that it owns."""
         self._group = settings["group"]
@@ -161,3 +163,5 @@ class StreamMember:
             is_mine = holding is not None and not holding.lost
             owned.ended, owned.how = self.clock(), "revoked" if is_mine else "lost"
             self.history.note(owned)
+        if self.revoke_s:
+            await sleep(self.revoke_s)

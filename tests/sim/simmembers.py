@@ -40,6 +40,8 @@ class GroupWorkload(QueueWorkload):
             heartbeat_ms=400,
             fetch_wait_ms=300,
         )
+        # Some take long: what they give up may be given back to them meanwhile.
+        member.revoke_s = Random(f"{name} {self._plan.seed} revokes").choice((0.0, 0.0, 0.5, 2.0))
         self._members.append((process, member, process.spawn(member.run())))
 
     def replace_one(self) -> None:

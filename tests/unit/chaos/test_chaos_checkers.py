@@ -466,6 +466,16 @@ def test_redriven_twice(story: Story) -> None:
 # Stream groups.
 
 
+def test_a_member_that_gets_records_of_what_it_was_told_it_lost(story: Story) -> None:
+    story.own("m1", 1, 1.0, ended=2.0, how="revoked")
+    story.receive(0, 0.9)
+    story.receive(1, 1.5)
+    story.receive(2, 2.1)
+    assert story.kinds() == ["not told", "not told"]
+    story.own("m1", 1, 2.05)
+    assert story.kinds() == ["not told"]
+
+
 def test_a_stream_group_that_hands_over_well(story: Story) -> None:
     story.own("m1", 1, 1.0, ended=3.0, how="revoked")
     story.call(Recall, 1.0, group="g", client="m1", owner_epoch=1)
