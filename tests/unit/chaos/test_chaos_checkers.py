@@ -574,6 +574,7 @@ def test_stored_past_a_record_that_nobody_got(story: Story) -> None:
 
 
 def test_skipped_at_a_handover(story: Story) -> None:
+    story.own("m1", 1, 0.5, ended=1.5, how="revoked")
     story.receive(0, 1.0)
     story.own("m2", 2, 2.0)
     story.receive(2, 3.0, client="m2")
