@@ -102,7 +102,7 @@ def _described(engine: LedgerEngine, name: str) -> QueueGroup:
     if group is None:
         return _reader(engine, name, position)
     core = group.core
-    counters: dict[str, Detail] = dict(zip(_COUNTERS, core.counters.to_row(), strict=True))
+    counters: dict[str, Detail] = dict(zip(_COUNTERS, core.state.counters.to_row(), strict=True))
     counters |= {"rejected": group.rejected, "extended": group.extended}
     counters |= {"parked": engine.copy_service.parked(name), "lost": engine.copy_service.lost(name)}
     return QueueGroup(
@@ -111,10 +111,10 @@ def _described(engine: LedgerEngine, name: str) -> QueueGroup:
         stored_offset=position.offset,
         owner_epoch=position.owner_epoch,
         member=position.member,
-        in_flight=core.in_flight + core.dying_count,
-        waiting=core.waiting_count,
+        in_flight=core.leases.records,
+        waiting=core.state.waiting.count,
         unsettled=unsettled(core),
-        paused=core.paused,
+        paused=core.state.paused,
         counters=counters,
         lanes=tuple(group.given),
         lane_wait_ms=tuple(group.waited_ms),
