@@ -488,8 +488,8 @@ class FakeGroups(FakeCluster):
                 queues.QueueGroup(
                     name, prefix, queue.stored.get(name, -1), epoch, member,
                     0 if core is None else core.in_flight,
-                    paused=core is not None and core.paused,
-                    counters={} if core is None else {"acked": core.counters.acked},
+                    paused=core is not None and core.state.paused,
+                    counters={} if core is None else {"acked": core.state.counters.acked},
                     unsettled=queue.log.end - prefix,
                 )
             )  # fmt: skip

@@ -16,9 +16,10 @@ Each offset at or above the settled prefix is in exactly one state:
     any -> fresh                 ClippedEntry, at or above the new end
     none                         ExtendedEntry, PausedEntry, ClockEntry
 
-apply() is deterministic. Nothing else changes the state, with one exception: GroupDelivery.lease()
-takes records at once and its GrantedEntry is stored afterwards. apply() ignores what an entry says
-about a lease that is gone. This module decides nothing; GroupDelivery does.
+apply() is deterministic, and ignores what an entry says about a lease that is gone. This module
+decides nothing: GroupDelivery decides, and owns the state. It changes the state without an entry in
+two cases: lease() takes records at once, and its GrantedEntry is stored afterwards; and the mark of
+dying records is in no entry.
 """
 
 from collections.abc import Callable, Sequence
@@ -87,16 +88,23 @@ _RETURNED_COUNTER = {
 class DeliveryState:
     """What the ledger says about one group."""
 
-    def __init__(self, group: str, lanes: LaneIndex, start_offset: int) -> None:
+    __slots__ = (
+        "counters", "cursors", "deleted", "group", "leases", "paused", "settled", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, group: str, start_offset: int) -> None:
         self.group = group
-        self.lanes = lanes
+        self._begin(start_offset)
+        self.paused = False
+        self.deleted = False
+        self.counters = Counters()
+
+    def _begin(self, start_offset: int) -> None:
+        """Forget all records: those below are settled, the others are fresh."""
         self.settled = SettledOffsets(start_offset)
         self.leases = LeaseTable()
         self.waiting = WaitingRecords()
         self.cursors = [start_offset] * LANES
-        self.paused = False
-        self.deleted = False
-        self.counters = Counters()
 
     def apply(self, entry: Entry) -> None:
         """Make the change that the entry describes. CorruptFile if it cannot follow this state."""
@@ -107,14 +115,6 @@ class DeliveryState:
     def in_flight(self) -> int:
         """Records leased and not dying."""
         return self.leases.records - self.leases.dying
-
-    @property
-    def dying_count(self) -> int:
-        return self.leases.dying
-
-    @property
-    def waiting_count(self) -> int:
-        return self.waiting.count
 
     def describe(self) -> str:
         """The state in one line."""
@@ -135,7 +135,7 @@ class DeliveryState:
         return self._snapshot(self.cursors, self.waiting.rows(), [_lease_row(x) for x in leases])
 
     def settled_snapshot(self) -> SnapshotEntry:
-        """The state after a damaged ledger: whatever is not settled is fresh again."""
+        """The state after a damaged ledger: all records that are not settled are fresh again."""
         return self._snapshot([self.settled.prefix] * LANES, (), ())
 
     def _snapshot(
@@ -218,12 +218,6 @@ class DeliveryState:
     def _apply_reset(self, entry: ResetEntry) -> None:
         self._begin(entry.start_offset)
 
-    def _begin(self, start_offset: int) -> None:
-        self.settled = SettledOffsets(start_offset)
-        self.leases = LeaseTable()
-        self.waiting = WaitingRecords()
-        self.cursors = [start_offset] * LANES
-
     def _apply_paused(self, entry: PausedEntry) -> None:
         self.paused = entry.paused
 
@@ -278,7 +272,7 @@ class DeliveryState:
         self.deleted = False
         self.counters = Counters(*state.counters)
 
-    def check_invariants(self) -> None:
+    def check_invariants(self, lanes: LaneIndex) -> None:
         """Compare all counts and states with a walk over every record; for tests."""
         seen: dict[int, int] = {}
         held: dict[str, int] = {}
@@ -305,12 +299,12 @@ class DeliveryState:
         for offset, lane in seen.items():
             assert offset not in self.settled, f"{offset} is settled and {self.describe()}"
             assert offset < self.cursors[lane], f"{offset} is fresh and {self.describe()}"
-        self._check_no_record_is_lost(seen)
+        self._check_no_record_is_lost(seen, lanes)
 
-    def _check_no_record_is_lost(self, seen: dict[int, int]) -> None:
+    def _check_no_record_is_lost(self, seen: dict[int, int], lanes: LaneIndex) -> None:
         for lane, cursor in enumerate(self.cursors):
             at = self.settled.prefix
-            while at < cursor and (run := self.lanes.next_run(lane, at)) is not None:
+            while at < cursor and (run := lanes.next_run(lane, at)) is not None:
                 for offset in range(run[0], min(run[1], cursor)):
                     known = offset in self.settled or seen.get(offset) == lane
                     assert known, f"{offset} of lane {lane} is lost: {self.describe()}"

@@ -48,6 +48,7 @@ from raftq.node.queue.core.entries import (
     RELEASED,
     SKIPPED,
     ClippedEntry,
+    Entry,
     ExtendedEntry,
     ExtendRow,
     GrantedEntry,
@@ -60,8 +61,8 @@ from raftq.node.queue.core.entries import (
     SettledEntry,
 )
 from raftq.node.queue.core.lanes import LANES, DeficitRoundRobin, LaneIndex
-from raftq.node.queue.core.leases import TAG_SHIFT, DeliveryLease, Runs, group_tag
-from raftq.node.queue.core.settled_offsets import OFFSET_MAX
+from raftq.node.queue.core.leases import TAG_SHIFT, DeliveryLease, LeaseTable, Runs, group_tag
+from raftq.node.queue.core.settled_offsets import OFFSET_MAX, SettledOffsets
 from raftq.node.queue.core.waiting_records import Wait
 
 __all__ = ["DeliveryConfig", "DyingRecords", "Grant", "GroupDelivery"]
@@ -110,7 +111,7 @@ class DyingRecords:
     reason: str
 
 
-class GroupDelivery(DeliveryState):
+class GroupDelivery:
     """Decides which records of a group are leased, returned, settled and delivered next."""
 
     def __init__(
@@ -122,13 +123,38 @@ class GroupDelivery(DeliveryState):
         start_offset: int,
         now: float,
     ) -> None:
-        super().__init__(group, lanes, start_offset)
+        self.group = group
         self.config = config
+        self.lanes = lanes
+        self.state = DeliveryState(group, start_offset)
         self._rng = rng
         self._tag = group_tag(group)
         self._turns = DeficitRoundRobin(now, config.weights, config.starvation_s)
         # Fresh ranges found per lane while one lease() call counts what is available.
         self._found: list[Runs] = [[] for _ in range(LANES)]
+
+    # The state
+
+    def apply(self, entry: Entry) -> None:
+        """Make the change that the entry describes. CorruptFile if it cannot follow this state."""
+        self.state.apply(entry)
+
+    @property
+    def settled(self) -> SettledOffsets:
+        return self.state.settled
+
+    @property
+    def leases(self) -> LeaseTable:
+        return self.state.leases
+
+    @property
+    def in_flight(self) -> int:
+        """Records leased and not dying."""
+        return self.state.in_flight
+
+    def check_invariants(self) -> None:
+        """Compare the state with the lane index, record by record; for tests."""
+        self.state.check_invariants(self.lanes)
 
     # Leasing
 
@@ -141,20 +167,22 @@ class GroupDelivery(DeliveryState):
             lease_s = config.lease_s
         elif not (isfinite(lease_s) and lease_s > 0):
             raise InvalidArgument(f"{self.group}: a lease of {lease_s} s")
-        if self.paused or self.deleted:
+        state = self.state
+        if state.paused or state.deleted:
             return []
-        held = self.leases.held.get(holder, 0)
+        held = state.leases.held.get(holder, 0)
         budget = min(records_max, config.in_flight_max - held, LEASE_MAX)
         if config.in_flight_total_max is not None:
-            budget = min(budget, config.in_flight_total_max - self.in_flight)
+            budget = min(budget, config.in_flight_total_max - state.in_flight)
         if budget <= 0:
             return []
-        self.waiting.move_due(now)
+        waiting = state.waiting
+        waiting.move_due(now)
         grants: list[Grant] = []
         deadline = now + lease_s
         for lane, count in self._turns.plan(self._available, budget, now):
-            while count and self.waiting.ready[lane]:
-                wait = self.waiting.pop_ready(lane, count)
+            while count and waiting.ready[lane]:
+                wait = waiting.pop_ready(lane, count)
                 count -= wait.end - wait.start
                 grants.append(self._grant_again(wait, now, deadline, holder))
             if count:
@@ -163,17 +191,18 @@ class GroupDelivery(DeliveryState):
 
     def _available(self, lane: int, bound: int) -> int:
         """How many records the lane could give now, at most about `bound`."""
-        count = self.waiting.ready[lane]
+        state = self.state
+        count = state.waiting.ready[lane]
         if count >= bound:
             self._found[lane] = []
             return count
         bound -= count
-        run = self.lanes.next_run(lane, self.cursors[lane])
+        run = self.lanes.next_run(lane, state.cursors[lane])
         if run is None:
             self._found[lane] = []
             return count
         start, end = run
-        if end - start >= bound and self.settled.clear_from(start):
+        if end - start >= bound and state.settled.clear_from(start):
             self._found[lane] = [(start, start + bound)]
             return count + bound
         found = self._found[lane] = self._fresh_runs(lane, bound)
@@ -184,9 +213,9 @@ class GroupDelivery(DeliveryState):
     def _fresh_runs(self, lane: int, bound: int) -> Runs:
         """The first `bound` fresh records of the lane, as ranges."""
         found: Runs = []
-        at = self.cursors[lane]
+        at = self.state.cursors[lane]
         next_run = self.lanes.next_run
-        settled = self.settled
+        settled = self.state.settled
         while bound > 0 and (run := next_run(lane, at)) is not None:
             start, at = run
             holes = [run] if settled.clear_from(start) else settled.holes(start, at)
@@ -208,24 +237,26 @@ class GroupDelivery(DeliveryState):
         holder: str,
         grants: list[Grant],
     ) -> None:
+        leases, cursors = self.state.leases, self.state.cursors
         for start, end in self._found[lane]:
             end = min(end, start + count)
-            nonce = self.leases.draw_nonce(self._tag, self._rng)
-            cursor = self.cursors[lane]
-            self.cursors[lane] = end
-            self.leases.add(DeliveryLease(nonce, holder, lane, start, end, 1, now, now, deadline))
+            nonce = leases.draw_nonce(self._tag, self._rng)
+            cursor = cursors[lane]
+            cursors[lane] = end
+            leases.add(DeliveryLease(nonce, holder, lane, start, end, 1, now, now, deadline))
             grants.append(Grant(lane, start, end, 1, nonce, deadline, now, True, cursor))
             count -= end - start
             if not count:
                 break
 
     def _grant_again(self, wait: Wait, now: float, deadline: float, holder: str) -> Grant:
-        nonce = self.leases.draw_nonce(self._tag, self._rng)
+        leases = self.state.leases
+        nonce = leases.draw_nonce(self._tag, self._rng)
         lane, start, end, attempt = wait.lane, wait.start, wait.end, wait.attempt + 1
-        self.leases.add(
+        leases.add(
             DeliveryLease(nonce, holder, lane, start, end, attempt, wait.first, now, deadline)
         )
-        self.counters.redelivered += end - start
+        self.state.counters.redelivered += end - start
         return Grant(lane, start, end, attempt, nonce, deadline, wait.first, False, wait.due)
 
     def granted_entry(self, grants: Iterable[Grant], now: float, holder: str) -> GrantedEntry:
@@ -234,27 +265,28 @@ class GroupDelivery(DeliveryState):
 
     def take_back(self, grants: Sequence[Grant]) -> None:
         """Undo lease(): its entry could not be stored. No attempt is spent."""
+        state = self.state
         for grant in reversed(grants):
-            lease = self.leases.get(grant.nonce)
+            lease = state.leases.get(grant.nonce)
             assert lease is not None, f"{grant} is gone"
             assert lease.states is None, f"{grant} was used: {lease}"
-            self.leases.remove(lease, grant.start, grant.end)
+            state.leases.remove(lease, grant.start, grant.end)
             lane = grant.lane
             if grant.fresh:
                 # Putting the cursor back would make a later grant of the lane fresh again.
-                assert self.cursors[lane] == grant.end, f"{grant} is not the lane's last"
-                self.cursors[lane] = int(grant.undo)
+                assert state.cursors[lane] == grant.end, f"{grant} is not the lane's last"
+                state.cursors[lane] = int(grant.undo)
                 continue
             wait = Wait(lane, grant.start, grant.end, grant.attempt - 1, grant.undo, grant.first)
-            self.waiting.add(wait)
-            self.counters.redelivered -= grant.end - grant.start
+            state.waiting.add(wait)
+            state.counters.redelivered -= grant.end - grant.start
 
     # Decisions of a holder
 
     def ack(self, rows: Iterable[Row], now: float) -> SettledEntry:
         """Settle all of these records, or raise and settle none."""
         checked = []
-        get = self.leases.get
+        get = self.state.leases.get
         for nonce, start, end in rows:
             lease = get(nonce)
             if lease is None or not lease.holds_all(start, end, now):
@@ -290,7 +322,7 @@ class GroupDelivery(DeliveryState):
         returned: list[ReturnRow] = []
         refused: Row | None = None
         for nonce, start, end in rows:
-            lease = self.leases.get(nonce)
+            lease = self.state.leases.get(nonce)
             runs = [] if lease is None else lease.held_runs(start, end, now)
             if lease is None or not runs:
                 refused = refused or (nonce, start, end)
@@ -321,7 +353,7 @@ class GroupDelivery(DeliveryState):
         return ExtendedEntry(self.group, rows)
 
     def _held(self, nonce: int, start: int, end: int, now: float) -> tuple[DeliveryLease, Runs]:
-        lease = self.leases.get(nonce)
+        lease = self.state.leases.get(nonce)
         runs = [] if lease is None else lease.held_runs(start, end, now)
         if lease is None or not runs:
             self._refuse(nonce, start, end, now)
@@ -330,7 +362,7 @@ class GroupDelivery(DeliveryState):
     def _give_up(self, lease: DeliveryLease, runs: Runs, reason: str) -> list[DyingRecords]:
         letters = []
         for start, end in runs:
-            self.leases.mark_dying(lease, start, end)
+            self.state.leases.mark_dying(lease, start, end)
             letters.append(
                 DyingRecords(
                     lease.nonce, start, end, lease.attempt, lease.first, lease.granted, reason
@@ -359,15 +391,15 @@ class GroupDelivery(DeliveryState):
             raise InvalidArgument(f"{self.group}: no such range of offsets: [{start}, {end})")
         if nonce >> TAG_SHIFT != self._tag:
             raise LeaseForeign(f"receipt of offset {start} is not of group {self.group}")
-        lease = self.leases.get(nonce)
+        lease = self.state.leases.get(nonce)
         offset = start
         if lease is not None:
             runs = lease.held_runs(start, end, now)
             if runs and runs[0][0] == start:
                 offset = runs[0][1]
-        if offset in self.settled:
+        if offset in self.state.settled:
             raise AlreadySettled(f"offset {offset} was settled before by group {self.group}")
-        other = self.leases.at(offset)
+        other = self.state.leases.at(offset)
         if other is not None and other is not lease:
             raise LeaseReplaced(f"offset {offset} was delivered again in group {self.group}")
         raise LeaseExpired(f"lease of offset {offset} ran out in group {self.group}")
@@ -376,12 +408,12 @@ class GroupDelivery(DeliveryState):
 
     def expire(self, now: float) -> tuple[list[ReturnedEntry], list[DyingRecords]]:
         """Return or give up what is past its deadline; call again while it finds something."""
-        self.waiting.move_due(now)
-        return self._end_leases(self.leases.expired(now, EXPIRE_LEASES_MAX), now)
+        self.state.waiting.move_due(now)
+        return self._end_leases(self.state.leases.expired(now, EXPIRE_LEASES_MAX), now)
 
     def abandon(self, now: float) -> tuple[list[ReturnedEntry], list[DyingRecords]]:
         """At open: no holder has survived, so every lease ends now, its attempt spent."""
-        found = [(lease, lease.runs(lease.start, lease.end)) for lease in self.leases]
+        found = [(lease, lease.runs(lease.start, lease.end)) for lease in self.state.leases]
         return self._end_leases(found, now)
 
     def _end_leases(
@@ -400,8 +432,8 @@ class GroupDelivery(DeliveryState):
 
     def next_deadline(self) -> float | None:
         """When expire() has something to do: a lease ends or a waiting record is due."""
-        lease = self.leases.next_deadline()
-        due = self.waiting.next_due()
+        lease = self.state.leases.next_deadline()
+        due = self.state.waiting.next_due()
         if lease is None or due is None:
             return due if lease is None else lease
         return min(lease, due)
@@ -416,9 +448,9 @@ class GroupDelivery(DeliveryState):
     def unmark_dying(self, letters: Iterable[DyingRecords], retry_at: float) -> None:
         """The copies could not be written: hold the records again until `retry_at`."""
         for each in letters:
-            lease = self.leases.get(each.nonce)
+            lease = self.state.leases.get(each.nonce)
             if lease is not None:
-                self.leases.unmark_dying(lease, each.start, each.end, retry_at)
+                self.state.leases.unmark_dying(lease, each.start, each.end, retry_at)
 
     def expired_entry(self, rows: Iterable[Row]) -> SettledEntry:
         """The time to live of these just leased records had ended."""
@@ -431,7 +463,7 @@ class GroupDelivery(DeliveryState):
     def advance(self, start_offset: int) -> SettledEntry:
         """Skip everything below: retention dropped it."""
         step = RANGE_MAX
-        starts = range(self.settled.prefix, start_offset, step)
+        starts = range(self.state.settled.prefix, start_offset, step)
         return self.skip((0, start, min(start + step, start_offset)) for start in starts)
 
     def reset(self, start_offset: int) -> ResetEntry:
@@ -451,24 +483,24 @@ class GroupDelivery(DeliveryState):
 
     def has_work(self, now: float) -> bool:
         """Whether lease() could give a record, limits aside."""
-        if self.paused or self.deleted:
+        state = self.state
+        if state.paused or state.deleted:
             return False
-        self.waiting.move_due(now)
-        return any(self.waiting.ready) or any(self._fresh_runs(lane, 1) for lane in range(LANES))
+        state.waiting.move_due(now)
+        return any(state.waiting.ready) or any(self._fresh_runs(lane, 1) for lane in range(LANES))
 
     def pending_by_lane(self, now: float | None = None) -> list[int]:
         """Records per lane that are neither settled nor leased; with `now`, only those due.
 
         Counts fresh records that skip() settled above the cursor as pending until it passes them.
         """
-        waiting = self.waiting.counts
+        state = self.state
+        waiting = state.waiting.counts
         if now is not None:
-            self.waiting.move_due(now)
-            waiting = self.waiting.ready
+            state.waiting.move_due(now)
+            waiting = state.waiting.ready
         count_from = self.lanes.count_from
-        return [
-            waiting[lane] + count_from(lane, cursor) for lane, cursor in enumerate(self.cursors)
-        ]
+        return [waiting[lane] + count_from(lane, at) for lane, at in enumerate(state.cursors)]
 
     def pending(self, now: float | None = None) -> int:
         return sum(self.pending_by_lane(now))

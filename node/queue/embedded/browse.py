@@ -49,10 +49,10 @@ def _ranges(
     engine: QueueEngine, group: GroupDelivery, lane: int, count: int
 ) -> list[tuple[int, int, int]]:
     """(start, end, attempts spent) of what the lane has, enough for `count` messages."""
-    waits = sorted((w for w in group.waiting if w.lane == lane), key=lambda wait: wait.start)
+    waits = sorted((w for w in group.state.waiting if w.lane == lane), key=lambda wait: wait.start)
     ranges = [(wait.start, wait.end, wait.attempt) for wait in waits]
     size = sum(end - start for start, end, _ in ranges)
-    at = group.cursors[lane]
+    at = group.state.cursors[lane]
     while size < count and (run := engine.files.data.next_run(lane, at)) is not None:
         holes = group.settled.holes(run[0], min(run[1], run[0] + count))
         ranges += [(start, end, 0) for start, end in holes]

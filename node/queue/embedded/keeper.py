@@ -118,7 +118,7 @@ class Keeper:
 
     def _counts(self) -> tuple[int, int]:
         group = self._engine.state.groups.get(DEFAULT_GROUP)
-        return self._engine.published, 0 if group is None else group.counters.acked
+        return self._engine.published, 0 if group is None else group.state.counters.acked
 
     def _run(self) -> None:
         while not self._stopped:

@@ -181,7 +181,7 @@ class QueueState:
 
     def _settled_only(self, group: GroupDelivery) -> GroupDelivery:
         fresh = self.new_group(group.group)
-        fresh.apply(group.settled_snapshot())
+        fresh.apply(group.state.settled_snapshot())
         return fresh
 
     def forget_old_dedups(self, now_ms: int) -> None:
@@ -197,7 +197,7 @@ class QueueState:
             [(name, *rest) for name, rest in self.dedup.items()],
             self.dead_done.dump(),
         )
-        groups = [pack_delivery([group.snapshot()]) for group in self.groups.values()]
+        groups = [pack_delivery([group.state.snapshot()]) for group in self.groups.values()]
         return [pack_shell([state]), *groups]
 
     def _dead_done(self, ranges: list[tuple[int, int]]) -> None:

@@ -16,12 +16,12 @@ def take_stats(engine: QueueEngine, dead: EmbeddedDeadLetters) -> QueueStats:
         name: LaneStats(pending=pending[lane], total=data.count_from(lane, start))
         for lane, name in enumerate(LANE_NAMES)
     }
-    counters = dict(zip(group.counters.__slots__, group.counters.to_row(), strict=True))
+    counts = group.state.counters
     return QueueStats(
         total=data.end_offset - start,
         pending=sum(pending),
         in_flight=group.in_flight,
-        waiting=group.waiting_count,
+        waiting=group.state.waiting.count,
         delayed=engine.delays.schedule.pending_count,
         dead=dead.count,
         settled=max(group.settled.prefix - start, 0) + group.settled.count_above,
@@ -30,14 +30,14 @@ def take_stats(engine: QueueEngine, dead: EmbeddedDeadLetters) -> QueueStats:
         ),
         lanes=lanes,
         groups={name: group_stats(each) for name, each in engine.state.groups.items()},
-        counters=counters,
+        counters=dict(zip(counts.__slots__, counts.to_row(), strict=True)),
         segments=data.segment_count,
         disk_bytes=engine.files.size_bytes,
         start_offset=start,
         end_offset=data.end_offset,
         flushed_offset=data.flushed_offset,
         settled_offset=group.settled.prefix,
-        paused=group.paused,
+        paused=group.state.paused,
     )
 
 
@@ -45,9 +45,9 @@ def group_stats(group: GroupDelivery) -> dict[str, int]:
     return {
         "pending": group.pending(),
         "in_flight": group.in_flight,
-        "waiting": group.waiting_count,
+        "waiting": group.state.waiting.count,
         "settled_offset": group.settled.prefix,
-        "acked": group.counters.acked,
-        "dead": group.counters.dead,
-        "paused": int(group.paused),
+        "acked": group.state.counters.acked,
+        "dead": group.state.counters.dead,
+        "paused": int(group.state.paused),
     }

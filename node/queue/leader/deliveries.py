@@ -172,7 +172,8 @@ class GroupDeliveries:
         return max(self.clock_due(soonest), now + CLOCK_S_MIN)
 
     def _is_timed(self) -> bool:
-        return any(len(one.core.leases) or len(one.core.waiting) for one in self.groups.values())
+        states = [group.core.state for group in self.groups.values()]
+        return any(len(state.leases) or len(state.waiting) for state in states)
 
     def settle_dead(
         self, group: str, rows: Iterable[Row], also: Sequence[bytes] = (), how: int = DEAD
@@ -250,7 +251,7 @@ class GroupDeliveries:
 
     def snapshot(self) -> list[bytes]:
         clock = [] if self.clock is None else [pack([ClockEntry(None, self.clock, 0.0)])]
-        return clock + [pack([group.core.snapshot()]) for group in self.groups.values()]
+        return clock + [pack([group.core.state.snapshot()]) for group in self.groups.values()]
 
     def _believable(self, entry: Entry) -> Entry | None:
         """What an entry still means when some entries before it are unknown."""
@@ -264,12 +265,12 @@ class GroupDeliveries:
     def restart_unsettled(self) -> None:
         """After a damaged replay: whatever is not settled is fresh again."""
         for group in list(self.groups.values()):
-            self._apply(group.core.settled_snapshot())
+            self._apply(group.core.state.settled_snapshot())
 
     def refers_beyond(self, end: int) -> bool:
         """Whether a group knows of offsets that the data log does not have."""
         return any(
-            max(group.core.cursors) > end or group.core.settled.prefix > end
+            max(group.core.state.cursors) > end or group.core.settled.prefix > end
             for group in self.groups.values()
         )
 

@@ -10,7 +10,6 @@ the log, and the queue goes on with a new engine. Its parts:
     batch_reader  reads the batches of leased records
 """
 
-import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -29,9 +28,6 @@ from raftq.node.replication.leader_log import Leadership
 from raftq.node.replication.partition_ref import PartitionRef
 
 logger = logging.getLogger(__name__)
-
-Waits = list["asyncio.Future[None]"]
-"""Futures that must be done before the answer goes out."""
 
 # Rounds of expiring leases before other tasks get the loop.
 EXPIRE_ROUNDS_MAX = 4
@@ -110,9 +106,10 @@ class LedgerEngine:
         if not self.leadership.has_enough_replicas():
             raise NotEnoughReplicas(f"{self.leadership.ref} has too few live replicas in sync")
 
-    def dead_letter(self, group: GroupState, letters: list[DyingRecords], error: str = "") -> Waits:
+    def dead_letter(self, group: GroupState, letters: list[DyingRecords], error: str = "") -> None:
         """Decide the dead letters of dying records."""
-        return [self.copy_service.dead_letter(group.core.group, letters, error)] if letters else []
+        if letters:
+            self.copy_service.dead_letter(group.core.group, letters, error)
 
     def expire(self, group: GroupState, now: float) -> None:
         """End expired leases of a group, and find waiting records that are due."""

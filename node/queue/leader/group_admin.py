@@ -13,10 +13,10 @@ from raftq.node.queue.core.delivery_state import Counters
 from raftq.node.queue.core.entries import DeletedEntry
 from raftq.node.queue.core.group_delivery import GroupDelivery
 from raftq.node.queue.leader.deliveries import GroupState
-from raftq.node.queue.leader.engine import LedgerEngine, Waits
+from raftq.node.queue.leader.engine import LedgerEngine
 from raftq.node.queue.leader.stored_offsets import NOTHING, StoredPosition
 
-_COUNTERS = tuple(one.name for one in fields(Counters))
+_COUNTERS = tuple(field.name for field in fields(Counters))
 
 
 def start_group(engine: LedgerEngine, name: str, start: str = "earliest") -> GroupState:
@@ -32,15 +32,14 @@ def start_group(engine: LedgerEngine, name: str, start: str = "earliest") -> Gro
     return engine.deliveries.create(name, offset)
 
 
-def steer(engine: LedgerEngine, message: SteerGroup) -> tuple[SteerGroupReply, Waits]:
-    """Apply the verb. The reply is valid when everything is replicated."""
+def steer(engine: LedgerEngine, message: SteerGroup) -> SteerGroupReply:
+    """Apply the verb. The reply is valid when the ledger is replicated."""
     engine.check_writable()
-    waits: Waits = []
     name = message.group
     if message.verb in ("pause", "resume"):
         group = start_group(engine, name)
-        waits.append(engine.deliveries.write([group.core.pause(message.verb == "pause")]))
-        return SteerGroupReply(offset=group.core.settled.prefix), waits
+        engine.deliveries.write([group.core.pause(message.verb == "pause")])
+        return SteerGroupReply(offset=group.core.settled.prefix)
     if message.verb == "delete":
         return _delete(engine, name)
     offset = engine.leadership.data.high_watermark
@@ -50,21 +49,21 @@ def steer(engine: LedgerEngine, message: SteerGroup) -> tuple[SteerGroupReply, W
     count = 0
     if found is not None:
         count = unsettled(found.core)
-        waits.append(engine.deliveries.write([found.core.reset(offset)]))
+        engine.deliveries.write([found.core.reset(offset)])
     if found is None or name in engine.offsets.positions:
-        waits.append(engine.offsets.reset(name, offset))
-    return SteerGroupReply(offset, count), waits
+        engine.offsets.reset(name, offset)
+    return SteerGroupReply(offset, count)
 
 
-def _delete(engine: LedgerEngine, name: str) -> tuple[SteerGroupReply, Waits]:
-    waits: Waits = []
-    if name in engine.deliveries.groups:
-        waits.append(engine.deliveries.write([DeletedEntry(name)]))
-    if name in engine.offsets.positions:
-        waits.append(engine.offsets.forget(name))
-    if not waits:
+def _delete(engine: LedgerEngine, name: str) -> SteerGroupReply:
+    works, reads = name in engine.deliveries.groups, name in engine.offsets.positions
+    if not works and not reads:
         raise UnknownGroup(f"{engine.leadership.ref} has no group {name!r}")
-    return SteerGroupReply(count=1), waits
+    if works:
+        engine.deliveries.write([DeletedEntry(name)])
+    if reads:
+        engine.offsets.forget(name)
+    return SteerGroupReply(count=1)
 
 
 def _reset_offset(engine: LedgerEngine, message: SteerGroup) -> int:
@@ -90,10 +89,10 @@ def unsettled(core: GroupDelivery) -> int:
 
 
 def describe(engine: LedgerEngine, name: str) -> tuple[QueueGroup, ...]:
-    """The groups of the partition, or the one of that name."""
-    names = {**engine.deliveries.groups, **engine.offsets.positions}
-    wanted = [name] if name else [one for one in names if not is_internal(one)]
-    return tuple(_described(engine, one) for one in sorted(wanted) if one in names)
+    """The group of that name; without a name, all groups of the partition."""
+    known = {**engine.deliveries.groups, **engine.offsets.positions}
+    wanted = [name] if name else [group for group in known if not is_internal(group)]
+    return tuple(_described(engine, group) for group in sorted(wanted) if group in known)
 
 
 def _described(engine: LedgerEngine, name: str) -> QueueGroup:
@@ -102,7 +101,7 @@ def _described(engine: LedgerEngine, name: str) -> QueueGroup:
     if group is None:
         return _reader(engine, name, position)
     core = group.core
-    counters: dict[str, Detail] = dict(zip(_COUNTERS, core.counters.to_row(), strict=True))
+    counters: dict[str, Detail] = dict(zip(_COUNTERS, core.state.counters.to_row(), strict=True))
     counters |= {"rejected": group.rejected, "extended": group.extended}
     counters |= {"parked": engine.copy_service.parked(name), "lost": engine.copy_service.lost(name)}
     return QueueGroup(
@@ -111,10 +110,10 @@ def _described(engine: LedgerEngine, name: str) -> QueueGroup:
         stored_offset=position.offset,
         owner_epoch=position.owner_epoch,
         member=position.member,
-        in_flight=core.in_flight + core.dying_count,
-        waiting=core.waiting_count,
+        in_flight=core.leases.records,
+        waiting=core.state.waiting.count,
         unsettled=unsettled(core),
-        paused=core.paused,
+        paused=core.state.paused,
         counters=counters,
         lanes=tuple(group.given),
         lane_wait_ms=tuple(group.waited_ms),

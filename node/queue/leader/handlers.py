@@ -1,20 +1,21 @@
 """Handlers of requests from queue workers, stream groups and operators. (Shell.)
 
-The first request that needs it turns a topic into a queue (`Partitions.enable_queues`). A request
-that comes before the queue of a new leader is ready waits for it. If everything is ready, a request
-is handled without a task; otherwise it costs one.
+The first request that needs a queue makes its topic one (`Partitions.enable_queues`). A request
+that comes before the queue of a new leader is ready waits for it: `_serve` finds the queues of a
+request and then calls its work. If all queues are ready, that needs no task.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from raftq.client.common.errors import InvalidArgument, NotLeader, OffsetOutOfRange, RaftqError
 from raftq.client.wire import queue_messages as wire
 from raftq.client.wire.messages import EPOCH_ANY
-from raftq.node.queue.leader.engine import LedgerEngine, Waits
+from raftq.node.queue.leader.engine import LedgerEngine
 from raftq.node.queue.leader.group_admin import describe, steer
-from raftq.node.queue.leader.lease_request import LeaseAnswer, LeaseRequest, LeaseSource
+from raftq.node.queue.leader.lease_request import LeaseAnswer, LeaseRequest
 from raftq.node.queue.leader.partition_queue import PartitionQueue
 from raftq.node.queue.leader.registry import QueueRegistry, check_group, check_topic
 from raftq.node.queue.leader.settling import settle
@@ -26,6 +27,10 @@ LEASE_MS_MAX = 7 * 24 * 3_600_000
 T = TypeVar("T")
 # A connection has at most one waiting lease request per group and holder.
 Holder = tuple[Any, str, str]
+# A topic, the number of a partition, and the epoch in which the caller knows its leader.
+Place = tuple[str, int, int]
+# The queue of a place, or why it cannot be used.
+Found = PartitionQueue | RaftqError
 
 
 class QueueHost(Protocol):
@@ -86,19 +91,51 @@ class QueueHandlers:
         return queue
 
     def _serve(
-        self, topic: str, number: int, epoch: int, work: Callable[[LedgerEngine], T | Awaitable[T]]
+        self, places: Sequence[Place], work: "Callable[[list[Found]], T | asyncio.Future[T]]"
     ) -> "T | Awaitable[T]":
-        queue = self._ready(topic, number, epoch)
-        if queue is not None:
-            return work(queue.engine)
-        return self._serve_later(topic, number, epoch, work)
+        """Do the work when the queues of these places are ready: at once if they are."""
+        found: list[Found] = []
+        for place in places:
+            try:
+                queue = self._ready(*place)
+            except RaftqError as error:
+                found.append(error)
+                continue
+            if queue is None:
+                return self._serve_later(places, work)
+            found.append(queue)
+        return work(found)
 
     async def _serve_later(
-        self, topic: str, number: int, epoch: int, work: Callable[[LedgerEngine], T | Awaitable[T]]
+        self, places: Sequence[Place], work: "Callable[[list[Found]], T | asyncio.Future[T]]"
     ) -> T:
-        queue = await self.queue(topic, number, epoch)
-        answer = work(queue.engine)
-        return await answer if isinstance(answer, Awaitable) else answer
+        opened = [self.queue(*place) for place in places]
+        found: list[Found] = []
+        for queue in await asyncio.gather(*opened, return_exceptions=True):
+            if isinstance(queue, BaseException) and not isinstance(queue, RaftqError):
+                raise queue
+            found.append(queue)
+        answer = work(found)
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
+    def _when_replicated(self, engine: LedgerEngine, reply: T) -> "T | asyncio.Future[T]":
+        """The reply, when all that is in the ledger by now is replicated."""
+        replicated = engine.ledger.barrier()
+        if replicated.done():
+            replicated.result()
+            return reply
+        answer: asyncio.Future[T] = self._loop.create_future()
+
+        def done(replicated: "asyncio.Future[None]") -> None:
+            if answer.done():  # the caller has gone away
+                return
+            if (error := replicated.exception()) is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(reply)
+
+        replicated.add_done_callback(done)
+        return answer
 
     # Leases
 
@@ -110,37 +147,15 @@ class QueueHandlers:
             raise InvalidArgument("a lease of no records, or of no partitions")
         if message.lease_ms > LEASE_MS_MAX:
             raise InvalidArgument(f"a lease of {message.lease_ms} ms: the most is {LEASE_MS_MAX}")
-        keys = {(one.topic, one.partition) for one in message.partitions}
-        if len(keys) != len(message.partitions):
+        places = [(wanted.topic, wanted.partition, wanted.epoch) for wanted in message.partitions]
+        if len(places) > 1 and len({place[:2] for place in places}) != len(places):
             raise InvalidArgument("a lease that names a partition twice")
-        sources: list[LeaseSource] = []
-        for one in message.partitions:
-            try:
-                queue = self._ready(one.topic, one.partition, one.epoch)
-            except RaftqError as error:
-                sources.append((one, error))
-                continue
-            if queue is None:
-                return self._lease_later(message, session)
-            sources.append((one, queue))
-        return self._lease(message, session, sources)
-
-    async def _lease_later(self, message: wire.Lease, session: Any) -> LeaseAnswer:
-        answers = await asyncio.gather(
-            *(self.queue(one.topic, one.partition, one.epoch) for one in message.partitions),
-            return_exceptions=True,
-        )
-        sources: list[LeaseSource] = []
-        for one, found in zip(message.partitions, answers, strict=True):
-            if isinstance(found, BaseException) and not isinstance(found, RaftqError):
-                raise found
-            sources.append((one, found))
-        answer = self._lease(message, session, sources)
-        return await answer if isinstance(answer, asyncio.Future) else answer
+        return self._serve(places, partial(self._lease, message, session))
 
     def _lease(
-        self, message: wire.Lease, session: Any, sources: list[LeaseSource]
+        self, message: wire.Lease, session: Any, found: list[Found]
     ) -> "LeaseAnswer | asyncio.Future[LeaseAnswer]":
+        sources = list(zip(message.partitions, found, strict=True))
         key = (session, message.group, message.holder)
         older = self._parked.pop(key, None)
         if older is not None:
@@ -170,42 +185,23 @@ class QueueHandlers:
         self, message: wire.Settle, raw: memoryview, session: Any
     ) -> "wire.SettleReply | Awaitable[wire.SettleReply]":
         check_group(message.group)
+        place = (message.topic, message.partition, message.epoch)
+        return self._serve((place,), partial(self._settle, message))
 
-        def work(engine: LedgerEngine) -> "wire.SettleReply | Awaitable[wire.SettleReply]":
-            done = settle(engine, message)
-            group = engine.deliveries.groups.get(message.group)
-            reply = wire.SettleReply(
-                done.errors,
-                done.dead,
-                0 if group is None else group.core.settled.prefix,
-                0 if group is None else group.core.in_flight,
-                round(done.next_visible * 1000),
-            )
-            return self._when(done.waits, reply)
-
-        return self._serve(message.topic, message.partition, message.epoch, work)
-
-    def _when(self, waits: Waits, reply: T) -> "T | asyncio.Future[T]":
-        """The reply, when everything that it depends on is replicated."""
-        waits = [one for one in waits if not one.done() or one.exception() is not None]
-        if not waits:
-            return reply
-        future: asyncio.Future[T] = self._loop.create_future()
-        left = len(waits)
-
-        def done(replicated: "asyncio.Future[None]") -> None:
-            nonlocal left
-            left -= 1
-            if future.done():
-                return
-            if (error := replicated.exception()) is not None:
-                future.set_exception(error)
-            elif not left:
-                future.set_result(reply)
-
-        for one in waits:
-            one.add_done_callback(done)
-        return future
+    def _settle(
+        self, message: wire.Settle, found: list[Found]
+    ) -> "wire.SettleReply | asyncio.Future[wire.SettleReply]":
+        engine = _engine(found)
+        result = settle(engine, message)
+        group = engine.deliveries.groups.get(message.group)
+        reply = wire.SettleReply(
+            result.errors,
+            result.dead,
+            0 if group is None else group.core.settled.prefix,
+            0 if group is None else group.core.in_flight,
+            round(result.next_visible * 1000),
+        )
+        return self._when_replicated(engine, reply)
 
     # Stored offsets
 
@@ -214,41 +210,41 @@ class QueueHandlers:
     ) -> wire.StoreOffsetsReply:
         check_group(message.group)
 
-        def store(engine: LedgerEngine, one: wire.StoreOffset) -> "asyncio.Future[None]":
+        def store(engine: LedgerEngine, row: wire.StoreOffset) -> "asyncio.Future[None]":
             engine.check_writable()
             data = engine.leadership.data
-            if one.offset > data.log.end_offset:
-                raise OffsetOutOfRange(f"{engine.leadership.ref} ends before offset {one.offset}")
-            owner = (one.owner_epoch, message.member, one.turn)
-            return engine.offsets.store(message.group, one.offset, *owner)
+            if row.offset > data.log.end_offset:
+                raise OffsetOutOfRange(f"{engine.leadership.ref} ends before offset {row.offset}")
+            owner = (row.owner_epoch, message.member, row.turn)
+            return engine.offsets.store(message.group, row.offset, *owner)
 
-        found = [self._at_offset(message.group, one, store) for one in message.offsets]
-        return wire.StoreOffsetsReply(tuple(await asyncio.gather(*found)))
+        stored = [self._at_offset(message.group, row, store) for row in message.offsets]
+        return wire.StoreOffsetsReply(tuple(await asyncio.gather(*stored)))
 
     async def read_offsets(
         self, message: wire.ReadOffsets, raw: memoryview, session: Any
     ) -> wire.ReadOffsetsReply:
         check_group(message.group)
 
-        def claim(engine: LedgerEngine, one: wire.ReadOffset) -> "asyncio.Future[None]":
-            if one.owner_epoch < 0:
+        def claim(engine: LedgerEngine, row: wire.ReadOffset) -> "asyncio.Future[None]":
+            if row.owner_epoch < 0:
                 return engine.ledger.barrier()
             engine.check_writable()
-            return engine.offsets.claim(message.group, one.owner_epoch, message.member)
+            return engine.offsets.claim(message.group, row.owner_epoch, message.member)
 
-        found = [self._at_offset(message.group, one, claim) for one in message.offsets]
-        return wire.ReadOffsetsReply(tuple(await asyncio.gather(*found)))
+        stored = [self._at_offset(message.group, row, claim) for row in message.offsets]
+        return wire.ReadOffsetsReply(tuple(await asyncio.gather(*stored)))
 
     async def _at_offset(
-        self, group: str, one: T, work: "Callable[[LedgerEngine, T], asyncio.Future[None]]"
+        self, group: str, row: T, work: "Callable[[LedgerEngine, T], asyncio.Future[None]]"
     ) -> wire.StoredOffset:
         """Do the work at one partition; returns what is stored there afterwards."""
-        assert isinstance(one, wire.StoreOffset | wire.ReadOffset)
-        topic, number = one.topic, one.partition
+        assert isinstance(row, wire.StoreOffset | wire.ReadOffset)
+        topic, number = row.topic, row.partition
         try:
             queue = self._ready(topic, number) or await self.queue(topic, number)
             engine = queue.engine
-            replicated = work(engine, one)
+            replicated = work(engine, row)
             position = engine.offsets.of(group)
             offset, owner_epoch = position.offset, position.owner_epoch
             if not replicated.done() or replicated.exception() is not None:
@@ -269,11 +265,11 @@ class QueueHandlers:
     ) -> "wire.SteerGroupReply | Awaitable[wire.SteerGroupReply]":
         check_group(message.group)
 
-        def work(engine: LedgerEngine) -> "wire.SteerGroupReply | Awaitable[wire.SteerGroupReply]":
-            reply, waits = steer(engine, message)
-            return self._when(waits, reply)
+        def work(found: list[Found]) -> "wire.SteerGroupReply | asyncio.Future[Any]":
+            engine = _engine(found)
+            return self._when_replicated(engine, steer(engine, message))
 
-        return self._serve(message.topic, message.partition, EPOCH_ANY, work)
+        return self._serve([(message.topic, message.partition, EPOCH_ANY)], work)
 
     def describe_queue(
         self, message: wire.DescribeQueue, raw: memoryview, session: Any
@@ -286,13 +282,22 @@ class QueueHandlers:
                 (), partition_log.log.start_offset, partition_log.progress.high_watermark
             )
 
-        def work(engine: LedgerEngine) -> wire.DescribeQueueReply:
+        def work(found: list[Found]) -> wire.DescribeQueueReply:
+            engine = _engine(found)
             data = engine.leadership.data
             return wire.DescribeQueueReply(
                 describe(engine, message.group), data.log.start_offset, data.high_watermark
             )
 
-        return self._serve(message.topic, message.partition, EPOCH_ANY, work)
+        return self._serve([(message.topic, message.partition, EPOCH_ANY)], work)
+
+
+def _engine(found: list[Found]) -> LedgerEngine:
+    """The engine of the one queue that a request needs."""
+    (queue,) = found
+    if isinstance(queue, RaftqError):
+        raise queue
+    return queue.engine
 
 
 def _cut_off() -> NotLeader:

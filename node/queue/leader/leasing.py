@@ -68,7 +68,7 @@ def lease(engine: LedgerEngine, group: GroupState, ask: LeaseAsk) -> Leased | No
         grants = core.lease(records_max, now, ask.holder, ask.lease_s)
         if not grants:
             held = core.leases.held.get(ask.holder, 0)
-            if core.paused or held < core.config.in_flight_max:
+            if core.state.paused or held < core.config.in_flight_max:
                 group.idle_at = engine.leadership.data.high_watermark
             return None
         found = _deliver(engine, group, ask, grants, now)

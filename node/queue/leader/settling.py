@@ -28,7 +28,7 @@ from raftq.client.wire.queue_messages import Settle
 from raftq.node.queue.core.entries import ACKED, ExtendedEntry, ReturnedEntry, Row, SettledEntry
 from raftq.node.queue.core.group_delivery import DyingRecords, GroupDelivery
 from raftq.node.queue.core.leases import TAG_SHIFT, group_tag
-from raftq.node.queue.leader.engine import LedgerEngine, Waits
+from raftq.node.queue.leader.engine import LedgerEngine
 from raftq.node.queue.leader.leased_batches import without
 
 DELAY_MS_MAX = 366 * 24 * 3_600_000
@@ -36,10 +36,9 @@ DELAY_MS_MAX = 366 * 24 * 3_600_000
 
 @dataclass(slots=True)
 class SettleResult:
-    """A code per row, and what has to be replicated before the answer goes out."""
+    """A code per row. The answer goes out when the ledger is replicated."""
 
     errors: tuple[str, ...]
-    waits: Waits
     dead: int = 0
     next_visible: float = 0.0
 
@@ -61,7 +60,7 @@ def settle(engine: LedgerEngine, message: Settle) -> SettleResult:
     group = engine.deliveries.groups.get(message.group)
     rows = [(row.nonce, row.start, row.end) for row in message.rows]
     if group is None:
-        return SettleResult(tuple(_unknown(message.group, rows)), [engine.ledger.barrier()])
+        return SettleResult(tuple(_unknown(message.group, rows)))
     engine.deliveries.refresh_config()
     now = engine.now()
     if message.verb == "ack":
@@ -69,17 +68,15 @@ def settle(engine: LedgerEngine, message: Settle) -> SettleResult:
     else:
         is_dead_letter = engine.leadership.ref.topic.endswith(DLQ_SUFFIX)
         decided = _decide(group.core, rows, now, message, is_dead_letter)
-    if decided.entry is None:
-        waits = [engine.ledger.barrier()]
-    else:
-        waits = [engine.deliveries.write([decided.entry], patient=True)]
-    waits += engine.dead_letter(group, decided.dying, message.error)
+    if decided.entry is not None:
+        engine.deliveries.write([decided.entry], patient=True)
+    engine.dead_letter(group, decided.dying, message.error)
     dead = sum(dying.end - dying.start for dying in decided.dying)
     if message.verb == "reject":
         group.rejected += dead
     elif message.verb == "extend":
         group.extended += decided.errors.count("")
-    return SettleResult(tuple(decided.errors), waits, dead, decided.due)
+    return SettleResult(tuple(decided.errors), dead, decided.due)
 
 
 def _check(message: Settle) -> None:

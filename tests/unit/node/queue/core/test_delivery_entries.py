@@ -46,7 +46,7 @@ def one_of_each() -> list[entries.Entry]:
     do(group.extend(nonce, 8, 9, 2.0, 100.0))
     do(group.skip([(0, 40, 42)]))
     do(group.pause(True))
-    do(group.snapshot())
+    do(group.state.snapshot())
     do(group.clip(80))
     do(entries.ClockEntry(None, 3.0, -1.5))
     do(group.reset(3))
@@ -113,10 +113,10 @@ def test_a_damaged_snapshot_is_refused_or_holds_together(data):
             if isinstance(entry, entries.SnapshotEntry) and entry.group == "g":
                 group.apply(entry)
     except CorruptFile:
-        assert group.snapshot() == new_group().snapshot()
+        assert group.state.snapshot() == new_group().state.snapshot()
         return
     group.check_invariants()
-    assert unpack(pack([group.snapshot()])) == [group.snapshot()]
+    assert unpack(pack([group.state.snapshot()])) == [group.state.snapshot()]
 
 
 @given(st.binary(max_size=200))
@@ -200,10 +200,10 @@ def decoded(entry):
 def test_a_grant_that_cannot_follow_is_refused(follow_up):
     group = new_group()
     group.apply(decoded((GRANTED, "g", 0.0, "h", (GRANT,))))
-    before = group.snapshot()
+    before = group.state.snapshot()
     with pytest.raises(CorruptFile):
         group.apply(decoded(follow_up))
-    assert group.snapshot() == before
+    assert group.state.snapshot() == before
 
 
 WAIT = (2, 5, 8, 1, 0.0, 0.0)
@@ -229,9 +229,9 @@ def test_a_snapshot_that_contradicts_itself_is_refused_and_changes_nothing(
 ):
     group = new_group()
     group.apply(decoded((GRANTED, "g", 0.0, "h", (GRANT,))))
-    before = group.snapshot()
+    before = group.state.snapshot()
     snapshot = (SNAPSHOT, "g", (settled, (10,) * 5, False, (0,) * 9, waiting, leases))
     entry = decoded(snapshot)
     with pytest.raises(CorruptFile):
         group.apply(entry)
-    assert group.snapshot() == before
+    assert group.state.snapshot() == before

@@ -67,7 +67,7 @@ def test_mistake_04_an_ack_moves_the_progress_of_the_group():
     assert (group.settled.prefix, group.settled.count_above) == (0, 7)
     group.apply(group.ack([(grants[0].nonce, 0, 3)], 1.0))
     assert (group.settled.prefix, group.settled.count_above) == (10, 0)
-    assert group.counters.acked == 10
+    assert group.state.counters.acked == 10
     assert group.in_flight == 0
 
 
@@ -94,7 +94,7 @@ def test_mistake_06_a_dead_lettered_offset_does_not_block_the_prefix():
     assert group.settled.prefix == 0
     group.apply(group.settle_dead(letters))
     assert group.settled.prefix == 3
-    assert group.counters.dead == 1
+    assert group.state.counters.dead == 1
     assert group.lease(1, 100.0) == []
 
 
@@ -109,8 +109,8 @@ def test_mistake_17_a_lease_that_ran_out_is_reclaimed_and_delivered_again():
     assert (again.start, again.end, again.attempt, again.first) == (0, 3, 2, 0.0)
     with pytest.raises(LeaseReplaced, match=r"offset 0 .* g"):
         group.ack([row(grant)], 30.0)
-    assert group.counters.lease_expired == 3
-    assert group.counters.redelivered == 3
+    assert group.state.counters.lease_expired == 3
+    assert group.state.counters.redelivered == 3
 
 
 # Leasing
@@ -151,7 +151,7 @@ def test_fresh_grants_jump_over_settled_offsets():
     assert [(grant.start, grant.end) for grant in grants] == [(0, 2), (4, 6), (7, 10)]
     ack(group, grants, 0.0)
     assert group.settled.prefix == 10
-    assert group.counters.skipped == 3
+    assert group.state.counters.skipped == 3
 
 
 def test_each_holder_has_its_own_limit_and_all_share_the_total():
@@ -198,11 +198,11 @@ def test_taking_a_lease_back_leaves_everything_as_it_was():
     group = new_group(lanes)
     (grant,) = [each for each in group.lease(2, 0.0) if each.start == 0]
     nack(group, grant, 0.0, delay=1.0)
-    before = group.snapshot()
+    before = group.state.snapshot()
     grants = group.lease(20, 2.0, "h")
     group.take_back(grants)
     group.check_invariants()
-    assert group.snapshot() == before
+    assert group.state.snapshot() == before
     again = group.lease(20, 2.0, "h")
     assert sorted((g.start, g.end, g.attempt, g.fresh) for g in again) == sorted(
         (g.start, g.end, g.attempt, g.fresh) for g in grants
@@ -224,10 +224,10 @@ def test_ack_settles_all_or_nothing():
     group = normal(10)
     one, two = group.lease(3, 0.0)[0], group.lease(3, 0.0)[0]
     ack(group, [one], 1.0)
-    before = group.snapshot()
+    before = group.state.snapshot()
     with pytest.raises(AlreadySettled, match=r"offset 0 .* g"):
         group.ack([row(two), row(one)], 1.0)
-    assert group.snapshot() == before
+    assert group.state.snapshot() == before
     ack(group, [two], 1.0)
     assert group.settled.prefix == 6
 
@@ -246,7 +246,7 @@ def test_the_same_row_twice_in_one_ack_counts_once():
     group = normal(4)
     (grant,) = group.lease(4, 0.0)
     group.apply(group.ack([row(grant), row(grant)], 0.0))
-    assert group.counters.acked == 4
+    assert group.state.counters.acked == 4
 
 
 def test_a_receipt_is_expired_at_its_deadline_even_before_anybody_looked():
@@ -332,7 +332,7 @@ def test_postpone_and_release_spend_no_attempt():
     assert (two_again.start, two_again.attempt) == (1, 1)
     (one_again,) = group.lease(2, 5.0)
     assert (one_again.start, one_again.attempt) == (0, 1)
-    assert (group.counters.postponed, group.counters.released) == (1, 1)
+    assert (group.state.counters.postponed, group.state.counters.released) == (1, 1)
 
 
 def test_release_hands_back_what_is_left_and_ignores_the_rest():
@@ -364,7 +364,7 @@ def test_nack_of_a_range_acts_on_the_records_still_held():
     group.apply(group.ack([(grant.nonce, 2, 4)], 0.0))
     nack(group, grant, 0.0, delay=0.0)
     assert offsets(group.lease(9, 0.0)) == [0, 1, 4, 5]
-    assert group.counters.nacked == 4
+    assert group.state.counters.nacked == 4
 
 
 def test_extend_counts_from_now_and_may_cover_single_records():
@@ -376,7 +376,7 @@ def test_extend_counts_from_now_and_may_cover_single_records():
     expire(group, 40.0)
     assert offsets(group.lease(9, 40.0)) == [0, 2, 3]
     group.apply(group.ack([(grant.nonce, 1, 2)], 99.0))
-    assert group.counters.acked == 1
+    assert group.state.counters.acked == 1
 
 
 def test_an_extended_lease_still_expires_when_nobody_asked_for_the_next_deadline():
@@ -387,7 +387,7 @@ def test_an_extended_lease_still_expires_when_nobody_asked_for_the_next_deadline
             group.apply(group.extend(grant.nonce, start, end, 10.0, 40.0))
         assert group.expire(30.0) == ([], [])
         expire(group, 50.0)
-        assert group.waiting_count == 4
+        assert group.state.waiting.count == 4
 
 
 def test_extending_the_whole_lease_replaces_the_deadlines_of_its_parts():
@@ -396,7 +396,7 @@ def test_extending_the_whole_lease_replaces_the_deadlines_of_its_parts():
     group.apply(group.extend(grant.nonce, 1, 2, 0.0, 90.0))
     group.apply(group.extend(*row(grant), 0.0, 10.0))
     expire(group, 10.0)
-    assert group.waiting_count == 4
+    assert group.state.waiting.count == 4
 
 
 def test_a_lease_with_a_settled_dead_letter_still_expires():
@@ -406,7 +406,7 @@ def test_a_lease_with_a_settled_dead_letter_still_expires():
     group.check_invariants()
     assert group.next_deadline() == 30.0
     expire(group, 30.0)
-    assert group.waiting_count == 2
+    assert group.state.waiting.count == 2
 
 
 def test_extend_may_also_shorten():
@@ -415,7 +415,7 @@ def test_extend_may_also_shorten():
     group.apply(group.extend(grant.nonce, 3, 4, 1.0, 2.0))
     assert group.next_deadline() == 3.0
     expire(group, 3.0)
-    assert group.waiting_count == 1
+    assert group.state.waiting.count == 1
     assert group.in_flight == 3
     expire(group, 30.0)
-    assert group.waiting_count == 4
+    assert group.state.waiting.count == 4

@@ -27,7 +27,7 @@ def test_a_record_whose_attempts_are_spent_dies_at_expiry_and_only_once():
     assert [(each.nonce, each.start, each.end, each.first, each.last) for each in letters] == [
         (grant.nonce, 0, 2, 0.0, 0.0)
     ]
-    assert (group.in_flight, group.dying_count) == (0, 2)
+    assert (group.in_flight, group.leases.dying) == (0, 2)
     assert group.expire(1000.0) == ([], [])
     assert group.next_deadline() is None
     assert group.lease(2, 1000.0) == []
@@ -39,10 +39,10 @@ def test_a_record_whose_attempts_are_spent_dies_at_expiry_and_only_once():
 def test_a_spared_record_is_looked_at_again_when_its_time_comes():
     group = normal(1, max_deliveries=1)
     group.lease(1, 0.0)
-    before = group.snapshot()
+    before = group.state.snapshot()
     _, letters = group.expire(30.0)
     group.unmark_dying(letters, 35.0)
-    assert group.snapshot() == before
+    assert group.state.snapshot() == before
     assert group.next_deadline() == 35.0
     assert group.expire(34.0) == ([], [])
     assert group.expire(35.0)[1] == letters
@@ -74,7 +74,7 @@ def test_records_whose_time_to_live_ended_are_settled_and_counted():
     group.apply(group.expired_entry([(grant.nonce, 0, 2)]))
     group.check_invariants()
     assert group.settled.prefix == 2
-    assert group.counters.ttl_expired == 2
+    assert group.state.counters.ttl_expired == 2
     assert group.in_flight == 1
 
 
@@ -84,7 +84,7 @@ def test_records_whose_time_to_live_ended_are_settled_and_counted():
 def test_an_operation_changes_nothing_until_its_entry_is_applied():
     group = normal(10)
     (grant,) = group.lease(10, 0.0)
-    before = group.snapshot()
+    before = group.state.snapshot()
     group.ack([row(grant)], 1.0)
     group.nack(*row(grant), 1.0)
     group.postpone(*row(grant), 1.0, 1.0)
@@ -95,7 +95,7 @@ def test_an_operation_changes_nothing_until_its_entry_is_applied():
     group.clip(3)
     group.advance(4)
     group.expire(30.0)
-    assert group.snapshot() == before
+    assert group.state.snapshot() == before
     assert group.expire(30.0) == group.expire(30.0)
 
 
@@ -106,11 +106,11 @@ def test_an_entry_applied_twice_does_nothing_the_second_time():
     returned, _ = group.nack(*row(two), 0.0)
     group.apply(acked)
     group.apply(returned)
-    before = group.snapshot()
+    before = group.state.snapshot()
     group.apply(acked)
     group.apply(returned)
     group.apply(entries.ExtendedEntry("g", (entries.ExtendRow(two.nonce, 2, 4, 99.0),)))
-    assert group.snapshot() == before
+    assert group.state.snapshot() == before
 
 
 def test_after_a_crash_every_lease_is_abandoned_with_its_attempt_spent():
@@ -129,7 +129,7 @@ def test_after_a_crash_every_lease_is_abandoned_with_its_attempt_spent():
     reopened = normal(3, max_deliveries=2, seed=9)
     for entry in entries.unpack(entries.pack(kept)):
         reopened.apply(entry)
-    assert reopened.snapshot() == group.snapshot()
+    assert reopened.state.snapshot() == group.state.snapshot()
     found, letters = reopened.abandon(5.0)
     for entry in found:
         reopened.apply(entry)
@@ -146,7 +146,7 @@ def test_reset_replays_from_an_offset_and_forgets_leases_and_waits():
     (three,) = group.lease(2, 0.0)
     group.apply(group.reset(1))
     group.check_invariants()
-    assert (group.in_flight, group.waiting_count) == (0, 0)
+    assert (group.in_flight, group.state.waiting.count) == (0, 0)
     with pytest.raises(LeaseExpired):
         group.ack([row(three)], 0.0)
     assert offsets(group.lease(9, 0.0)) == [1, 2, 3, 4, 5]
@@ -173,13 +173,13 @@ def test_clip_forgets_what_the_data_log_lost_and_delivers_what_comes_in_its_plac
     ack(group, [done], 0.0)
     group.apply(group.clip(5))
     group.check_invariants()
-    assert (group.in_flight, group.waiting_count, group.settled.count_above) == (4, 1, 0)
+    assert (group.in_flight, group.state.waiting.count, group.settled.count_above) == (4, 1, 0)
     assert offsets(group.lease(20, 0.0)) == [5, 6, 7, 8, 9, 10, 11]
     with pytest.raises(LeaseReplaced):
         group.ack([row(done)], 0.0)
     group.apply(group.clip(2))
     group.check_invariants()
-    assert (group.in_flight, group.waiting_count) == (2, 0)
+    assert (group.in_flight, group.state.waiting.count) == (2, 0)
     group.apply(group.ack([(leased.nonce, 0, 2)], 0.0))
     assert group.settled.prefix == 2
 
@@ -201,7 +201,7 @@ def test_advance_over_a_gigantic_gap_fits_into_packed_rows_and_is_quick():
     (entry,) = entries.unpack(entries.pack([group.advance(1 << 36)]))
     group.apply(entry)
     assert group.settled.prefix == 1 << 36
-    assert group.cursors == [1 << 36] * 5
+    assert group.state.cursors == [1 << 36] * 5
 
 
 def test_a_deleted_group_gives_nothing_until_it_is_created_again():
@@ -209,7 +209,7 @@ def test_a_deleted_group_gives_nothing_until_it_is_created_again():
     group.lease(1, 0.0)
     group.apply(entries.DeletedEntry("g"))
     assert group.lease(1, 0.0) == []
-    assert "deleted" in group.describe()
+    assert "deleted" in group.state.describe()
     group.apply(entries.CreatedEntry("g", 1))
     assert offsets(group.lease(9, 0.0)) == [1, 2]
 
@@ -279,7 +279,7 @@ def test_a_mass_expiry_is_handled_in_bounded_steps():
             group.apply(entry)
         steps += 1
     assert steps == 3
-    assert group.waiting_count == 10_000
+    assert group.state.waiting.count == 10_000
 
 
 def test_leases_that_were_settled_do_not_pile_up_in_the_deadline_heap():

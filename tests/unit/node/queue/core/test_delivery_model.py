@@ -127,14 +127,14 @@ class Machine:
 
         held = sum(1 for each in self.model if (each.state, each.holder) == ("leased", holder))
         expected = min(records_max, LIMIT - held, sum(map(ready, self.model)))
-        before = self.group.snapshot()
+        before = self.group.state.snapshot()
         grants = self.group.lease(records_max, self.now, holder, lease_s)
         if self.paused:
             expected = 0
         assert sum(grant.end - grant.start for grant in grants) == max(expected, 0)
         if self.rng.random() < 0.15:
             self.group.take_back(grants)
-            assert self.group.snapshot() == before
+            assert self.group.state.snapshot() == before
             return
         self.ledger.append(self.group.granted_entry(grants, self.now, holder))
         for grant in grants:
@@ -307,17 +307,21 @@ class Machine:
     def restore(self) -> None:
         """A new object takes over; what was dying is leased again, as after a crash."""
         seed = self.rng.randrange(1000)
-        snapshot = self.group.snapshot()
+        snapshot = self.group.state.snapshot()
         replayed = self.new_group(seed)
         restored = self.new_group(seed)
         for entry in entries.unpack(entries.pack(self.ledger)):
             replayed.apply(entry)
         for entry in entries.unpack(entries.pack([snapshot])):
             restored.apply(entry)
-        assert replayed.snapshot() == snapshot
-        assert restored.snapshot() == snapshot
+        assert replayed.state.snapshot() == snapshot
+        assert restored.state.snapshot() == snapshot
         if not self.letters:
-            assert replayed.describe() == restored.describe() == self.group.describe()
+            assert (
+                replayed.state.describe()
+                == restored.state.describe()
+                == self.group.state.describe()
+            )
         assert restored.pending_by_lane(self.now) == self.group.pending_by_lane(self.now)
         if self.rng.random() < 0.5:
             self.ledger = [snapshot]
@@ -335,8 +339,8 @@ class Machine:
             counts[known.state] += 1
             assert (offset in group.settled) == (known.state == "settled")
         assert group.in_flight == counts["leased"]
-        assert group.waiting_count == counts["waiting"]
-        assert group.dying_count == counts["dying"]
+        assert group.state.waiting.count == counts["waiting"]
+        assert group.leases.dying == counts["dying"]
         assert group.settled.prefix >= min(
             (n for n, known in enumerate(self.model) if known.state != "settled"),
             default=len(self.model),
@@ -349,7 +353,7 @@ class Machine:
         self.waits_agree()
 
     def waits_agree(self) -> None:
-        for wait in self.group.waiting:
+        for wait in self.group.state.waiting:
             for offset in range(wait.start, wait.end):
                 known = self.model[offset]
                 assert (known.state, known.attempt, known.due) == (

@@ -249,7 +249,8 @@ def test_jitter_spreads_the_waits_within_its_share(open_queue, clock) -> None:
     queue.enqueue_batch([b"x"] * 50)
     for message in queue.dequeue_batch(50):
         queue.nack(message)
-    due = sorted(wait.due - clock.now for wait in queue._engine.group("default").waiting)
+    waiting = queue._engine.group("default").state.waiting
+    due = sorted(wait.due - clock.now for wait in waiting)
     assert 5 <= due[0] < due[-1] <= 15
     assert len(set(due)) > 40
 

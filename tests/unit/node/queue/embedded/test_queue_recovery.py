@@ -103,7 +103,7 @@ def facts(queue: Queue) -> list[object]:
     """Everything the ledger knows, in a form that can be compared."""
     state = queue._engine.state
     return [
-        [group.snapshot() for _, group in sorted(state.groups.items())],
+        [group.state.snapshot() for _, group in sorted(state.groups.items())],
         state.checkpoints,
         state.dedup,
         state.dead_done.dump(),

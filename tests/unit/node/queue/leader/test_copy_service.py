@@ -56,7 +56,7 @@ def test_letter_is_a_copy_with_the_facts_of_its_death() -> None:
         assert letters[b"c"].expires_at == 0
         described = world.queues.of(world.topics[SOURCE].partition.ref).engine
         group = described.deliveries.groups["g"].core
-        assert (group.settled.prefix, group.counters.dead, group.in_flight) == (3, 3, 0)
+        assert (group.settled.prefix, group.state.counters.dead, group.in_flight) == (3, 3, 0)
         assert list(world.made) == [DEAD]
         world.stop()
 
