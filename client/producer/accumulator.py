@@ -182,6 +182,36 @@ class Accumulator:
                 self._close(batch)
             return Delivery(batch, index)
 
+    def offer_values(
+        self, topic_name: str, values: list[bytes], priority: str | int
+    ) -> Deliveries | None:
+        """Take checked values alone, if the open batch has room for all of them. None when only
+        `offer_many` can decide."""
+        count = len(values)
+        size = sum(map(len, values)) + RECORD_BYTES * count
+        with self.lock:
+            topic = self.topics.get(topic_name)
+            batch = None if topic is None else topic.sticky.get(priority)
+            if batch is None or not batch.plain:
+                return None
+            first = len(batch.values)
+            used = self.used + size
+            filled = batch.size + size
+            if (
+                used > self._buffer_bytes
+                or filled > self._batch_bytes
+                or first + count > self._batch_records
+            ):
+                return None
+            batch.values += values
+            batch.size = filled
+            self.used = used
+            if filled == self._batch_bytes or first + count == self._batch_records:
+                self._close(batch)
+        deliveries = Deliveries(count)
+        deliveries._add(batch, first, range(count))
+        return deliveries
+
     def offer_many(
         self,
         topic_name: str,

@@ -35,6 +35,7 @@ from raftq.client.results import Deliveries, Delivery
 from raftq.client.wire.record import KEY_BYTES_MAX, Headers, check_record_limits
 
 CLOSE_S_DEFAULT = 30.0
+FEW_VALUES = 100  # in one `send_many`; with more, a short way saves nothing
 _INT_64 = range(-(1 << 63), 1 << 63)
 
 C = TypeVar("C")
@@ -105,8 +106,9 @@ class Producer(Client):
                 if delivery.closed_batch():
                     await yield_to_loop()  # for whoever only sends would never let it be sent
                 return delivery
-        times = None if plain else self._times(delay, deliver_at, ttl)
-        self._check(value, key, headers, priority, partition, timestamp)
+        times = self._checked(
+            value, key, headers, priority, partition, timestamp, delay, deliver_at, ttl
+        )
         delivery = offer(topic, value, key, headers, priority, partition, timestamp, times)
         while delivery is None:
             await self._make_room(topic, partition)
@@ -132,6 +134,11 @@ class Producer(Client):
         that is raised.
         """
         self._ensure_started()
+        if keys is None and partition is None and not columns:
+            taken = self._offer_values(topic, values, priority)
+            if taken is not None:
+                await yield_to_loop()
+                return taken
         while topic not in self._accumulator.topics:
             await self._make_room(topic)
         deliveries, groups = self._split_many(topic, values, keys, (priority, partition), columns)
@@ -203,16 +210,7 @@ class Producer(Client):
 
     # Shared with the blocking form.
 
-    def _times(
-        self, delay: float | None, deliver_at: float | datetime | None, ttl: float | None
-    ) -> Times | None:
-        """When a record is due and when it ends; None when it is like any other."""
-        if delay is deliver_at is ttl is None:
-            return None
-        times = record_times(delay, deliver_at, ttl, self.options.wall_ms())
-        return times if any(times) else None
-
-    def _check(
+    def _checked(  # noqa: PLR0913 - the fields of a record
         self,
         value: bytes,
         key: bytes | None,
@@ -220,8 +218,17 @@ class Producer(Client):
         priority: str | int,
         partition: int | None,
         timestamp: int | None,
-    ) -> None:
-        """Refuse what cannot be sent, before anything is."""
+        delay: float | None,
+        deliver_at: float | datetime | None,
+        ttl: float | None,
+    ) -> Times | None:
+        """Refuse a record that cannot be sent. Returns when the record is due and when it ends, or
+        None for a record without such times."""
+        times = None
+        if not (delay is deliver_at is ttl is None):
+            times = record_times(delay, deliver_at, ttl, self.options.wall_ms())
+            if not any(times):
+                times = None
         if type(value) is not bytes:
             raise InvalidArgument(f"a value must be bytes, not {type(value).__name__}")
         if len(value) > self._value_bytes_max:
@@ -229,6 +236,7 @@ class Producer(Client):
         if key is not None or headers or partition is not None or timestamp is not None:
             self._check_more(key, headers, partition, timestamp)
         lane_of(priority)
+        return times
 
     def _check_more(
         self,
@@ -246,6 +254,16 @@ class Producer(Client):
             if number is not None and (type(number) is not int or number not in _INT_64):
                 raise InvalidArgument(f"a {name} must be a whole number or None, not {number!r}")
         _check_partition(partition)
+
+    def _offer_values(
+        self, topic: str, values: Sequence[bytes], priority: str | int
+    ) -> Deliveries | None:
+        """The short way of a few values alone; None when they have to go the other way."""
+        if type(values) is not list or not 0 < len(values) <= FEW_VALUES:
+            return None
+        lane_of(priority)
+        self._check_columns(values, None)
+        return self._accumulator.offer_values(topic, values, priority)
 
     def _split_many(
         self,

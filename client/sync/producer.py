@@ -54,8 +54,9 @@ class Producer(Blocking):
             delivery = self._offer_value(topic, value, priority)
             if delivery is not None:
                 return delivery
-        times = None if plain else self._client._times(delay, deliver_at, ttl)
-        self._client._check(value, key, headers, priority, partition, timestamp)
+        times = self._client._checked(
+            value, key, headers, priority, partition, timestamp, delay, deliver_at, ttl
+        )
         offer = self._client._accumulator.offer
         delivery = offer(topic, value, key, headers, priority, partition, timestamp, times)
         while delivery is None:
@@ -81,6 +82,10 @@ class Producer(Blocking):
         """
         if self._refusal is not None:
             self._refuse()
+        if keys is None and partition is None and not columns:
+            taken = self._client._offer_values(topic, values, priority)
+            if taken is not None:
+                return taken
         accumulator = self._client._accumulator
         while topic not in accumulator.topics:
             self._make_room(topic, None, 0)
