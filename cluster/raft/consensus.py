@@ -358,7 +358,7 @@ class Consensus:
             node = RaftNode(
                 RaftSetup(
                     node_id=config.node_id,
-                    others=[one for one in config.voters if one != config.node_id],
+                    others=[voter for voter in config.voters if voter != config.node_id],
                     times=config.times,
                     limits=limits,
                     journal=journal,
