@@ -157,8 +157,8 @@ class ProducerOptions(ClientOptions):
     """Settings of a producer."""
 
     acks: Acks = "all"
-    """Who has the record when it counts as appended: "none" (nobody says), the "leader", or "all"
-    replicas in sync."""
+    """Who has the record when it counts as appended: "none" (no node reports it), the
+    "leader", or "all" replicas in sync."""
     idempotent: bool = True
     """Whether a retry is recognised by the node. Without it an attempt of unknown outcome is not
     repeated, and one request per partition is in flight. Has no meaning with acks="none"."""
@@ -248,8 +248,8 @@ class ConsumerOptions(ClientOptions):
     auto_commit_ms: int = 5_000
     """Between two automatic commits."""
     instance_id: str | None = None
-    """A name that stays the same over restarts: whoever comes back under it within the session
-    keeps its partitions."""
+    """A name that stays the same over restarts. A member that comes back under it within the
+    session keeps its partitions."""
     session_ms: int = 30_000
     """A member from which nothing is heard for so long loses its partitions. Too short: a busy
     member does; too long: those of a dead one wait."""

@@ -1,8 +1,8 @@
 """What clients give back: deliveries, records, descriptions of topics. (Shell: it waits.)
 
 A Delivery is two slots, a batch and the record's place in it; everything that costs something (an
-event, futures, callbacks) belongs to the batch and is made when somebody asks for it. So a record
-that nobody waits for costs nothing, and a thousand that somebody waits for cost one event.
+event, futures, callbacks) belongs to the batch and is made at the first wait for it. So a record
+without a waiter costs nothing, and a thousand waits for records of a batch cost one event.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from raftq.client.common.tasks import resolve
 
 
 class Appended(NamedTuple):
-    """Where a record is. `offset` is -1 when nobody says, as with acks="none"."""
+    """Where a record is. `offset` is -1 when no node reports it, as with acks="none"."""
 
     topic: str
     partition: int
@@ -71,7 +71,7 @@ class BatchOutcome:
         self.loop = loop
         self.done = False
         self.error: RaftqError | None = None
-        self.claimed = False  # somebody has asked what became of it
+        self.claimed = False  # the application has asked what became of it
         self._event: threading.Event | None = None
         self._waiters: list[asyncio.Future[None]] | None = None
         self._callbacks: list[Callable[[], object]] | None = None
@@ -85,8 +85,8 @@ class BatchOutcome:
             return self._event
 
     def waiter(self) -> "asyncio.Future[None]":
-        """A future of the running loop that ends with the batch; one for each who waits, since
-        whoever is cancelled takes the future along."""
+        """A future of the running loop that ends with the batch. Each waiter gets its own, because
+        a cancelled waiter cancels its future."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         if loop is self.loop:
@@ -271,12 +271,12 @@ class Deliveries:
         for batch, first, positions in self._parts:
             for index, position in enumerate(positions, first):
                 results[position] = batch.appended(index)
-        return [one for one in results if one is not None]
+        return [result for result in results if result is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """One partition; the offsets are None while nobody leads it."""
+    """One partition; the offsets are None while it has no leader."""
 
     partition: int
     leader: int | None
@@ -301,4 +301,4 @@ class TopicDescription:
 
     @property
     def replication(self) -> int:
-        return max((len(one.replicas) for one in self.partitions), default=0)
+        return max((len(partition.replicas) for partition in self.partitions), default=0)

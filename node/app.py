@@ -139,7 +139,7 @@ class Node:
             self.loop,
             self.partitions.find,
             self.partitions.incarnation_of,
-            self.partitions.note_request,
+            self.partitions.liveness.note_request,
             config.replication.move_bytes_s,
         )
         self.coordinators = Coordinators(self.node_id, self.metadata, rng, wall_ms)

@@ -146,7 +146,11 @@ class Admin(Client):
             except UnknownTopic:
                 missing = [0]  # this node does not know the topic yet
                 return None
-            missing = [one.partition for one in found.partitions if one.start_offset is None]
+            missing = [
+                partition.partition
+                for partition in found.partitions
+                if partition.start_offset is None
+            ]
             return found if not missing and len(found.partitions) >= partitions else None
 
         return await self._requests.until(
@@ -194,10 +198,10 @@ class Admin(Client):
         reply = await requests.metadata(None if topic is None else (topic,))
         infos = list(reply.topics) if topic is None else [topic_info(reply, topic)]
         found = [
-            (info, one)
+            (info, part)
             for info in infos
-            for one in info.partitions
-            if one.leader is None and partition in (None, one.partition)
+            for part in info.partitions
+            if part.leader is None and partition in (None, part.partition)
         ]
         return await recovery.describe_leaderless(requests, reply, found)
 
@@ -238,11 +242,13 @@ class Admin(Client):
         while True:
             nodes = [node for node in (await requests.metadata(())).nodes if node.alive]
             found = await asyncio.gather(*[groups.groups_of(requests, node) for node in nodes])
-            errors = [one for one in found if isinstance(one, RaftqError)]
+            errors = [answer for answer in found if isinstance(answer, RaftqError)]
             if not errors:
                 break
             await attempts.failed(errors[0])
-        by_name = {one.group: one for some in found if isinstance(some, list) for one in some}
+        by_name = {
+            listed.group: listed for some in found if isinstance(some, list) for listed in some
+        }
         return [by_name[name] for name in sorted(by_name)]
 
     async def describe_group(self, group: str) -> GroupDescription:
@@ -254,7 +260,7 @@ class Admin(Client):
             parts = await groups.partitions_of(requests, group)
             if not parts:
                 raise UnknownGroup(f"no group is named {group!r}")
-            mode: Mode = "queue" if any(one.counters for one in parts) else "stream"
+            mode: Mode = "queue" if any(part.counters for part in parts) else "stream"
             return GroupDescription(group, "empty", mode, 0, None, (), tuple(parts))
         parts = await groups.partitions_of(requests, group, known.topics, known.mode)
         if known.mode == "stream":
@@ -264,7 +270,7 @@ class Admin(Client):
                 for given in member.assigned
             }
             parts = [
-                replace(one, member=owners.get((one.topic, one.partition), "")) for one in parts
+                replace(part, member=owners.get((part.topic, part.partition), "")) for part in parts
             ]
         return GroupDescription(
             group,
@@ -314,7 +320,7 @@ class Admin(Client):
             known = False
         if not known and not parts:
             raise UnknownGroup(f"no group is named {group!r}")
-        keys = [(one.topic, one.partition) for one in parts]
+        keys = [(part.topic, part.partition) for part in parts]
         await groups.steer(requests, group, keys, "delete", UnknownGroup)
 
     async def pause_group(self, group: str, topic: str | None = None) -> None:
@@ -338,7 +344,7 @@ class Admin(Client):
         """The groups that the leader of a partition knows."""
         key = topic, partition
         reply = await self._requests.ask_leader(key, DescribeQueue(*key))
-        return [one.group for one in reply.message.groups]
+        return [listed.group for listed in reply.message.groups]
 
     async def stored_offsets(self, group: str, topics: Iterable[str]) -> dict[str, dict[int, int]]:
         """Where a group goes on, by topic and partition. For a queue group it is the offset up to
@@ -347,9 +353,9 @@ class Admin(Client):
         asked = {key: DescribeQueue(*key, group) for key in await requests.keys(topics)}
         offsets: dict[str, dict[int, int]] = {}
         for (topic, number), reply in (await requests.ask_leaders(asked)).items():
-            for one in reply.groups:
-                if one.group == group:
-                    at = one.settled_offset if one.stored_offset < 0 else one.stored_offset
+            for stats in reply.groups:
+                if stats.group == group:
+                    at = stats.settled_offset if stats.stored_offset < 0 else stats.stored_offset
                     offsets.setdefault(topic, {})[number] = at
         return offsets
 
@@ -385,7 +391,7 @@ class Admin(Client):
         requests = self._requests
         name = await letters.letters_topic_of(requests, topic)
         found = [] if name is None else await letters.browse(requests, name, which, limit)
-        return [dead_letter(one) for one in found]
+        return [dead_letter(letter) for letter in found]
 
     async def redrive(
         self,
@@ -456,7 +462,9 @@ class Admin(Client):
         """
         keys = await self._requests.topic_keys(topic.removesuffix(DLQ_SUFFIX))
         answers = await self._requests.ask_leaders({key: DescribeQueue(*key) for key in keys})
-        counts = [one.counters.get("parked", 0) for each in answers.values() for one in each.groups]
+        counts = [
+            stats.counters.get("parked", 0) for each in answers.values() for stats in each.groups
+        ]
         return sum([count for count in counts if isinstance(count, int)])
 
     # Delayed records.
@@ -473,7 +481,7 @@ class Admin(Client):
         found = await asyncio.gather(
             *[delays.delayed(requests, topic, number, limit, values) for number in numbers]
         )
-        rows = [one for some in found for one in some]
+        rows = [row for some in found for row in some]
         return sorted(rows, key=lambda one: (one.deliver_at, one.partition, one.offset))[:limit]
 
     async def delayed_page(self, topic: str, skip: int = 0, limit: int = 100) -> DelayedPage:
@@ -484,7 +492,10 @@ class Admin(Client):
             {key: ListDelayed(*key, 0, skip + limit) for key in keys}
         )
         rows = [
-            [(one.deliver_at, key[1], one.offset, one.priority) for one in reply.records]
+            [
+                (record.deliver_at, key[1], record.offset, record.priority)
+                for record in reply.records
+            ]
             for key, reply in answers.items()
         ]
         records = [
@@ -520,7 +531,7 @@ class Admin(Client):
     ) -> list[int]:
         """Cancel delayed records by the offsets that `send` or `delayed` gave them.
 
-        Returns the offsets of the records that were pending; nobody will see these records.
+        Returns the offsets of the records that were pending; no consumer will see these records.
         """
         wanted = (offsets,) if isinstance(offsets, int) else tuple(offsets)
         return await delays.cancel(self._requests, topic, partition, wanted)
@@ -531,9 +542,9 @@ class Admin(Client):
         answers = await self._requests.ask_leaders({key: DelayStats(*key) for key in keys})
         parts = list(answers.values())
         return DelayTotals(
-            sum([one.pending for one in parts]),
-            sum([one.scheduled for one in parts]),
-            sum([one.fired for one in parts]),
-            sum([one.cancelled for one in parts]),
-            max([one.late_ms_max for one in parts], default=0),
+            sum([part.pending for part in parts]),
+            sum([part.scheduled for part in parts]),
+            sum([part.fired for part in parts]),
+            sum([part.cancelled for part in parts]),
+            max([part.late_ms_max for part in parts], default=0),
         )

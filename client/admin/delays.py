@@ -20,11 +20,15 @@ async def delayed(
         count = min(limit - len(found), PORTION)
         request = ListDelayed(*key, len(found), count, values=values)
         reply = await requests.ask_leader(key, request)
-        records = {one.offset: one for one in records_of(key, reply.raw)}
-        for one in reply.message.records:
-            record = records.get(one.offset)
+        records = {record.offset: record for record in records_of(key, reply.raw)}
+        for scheduled in reply.message.records:
+            record = records.get(scheduled.offset)
             more = () if record is None else (record.key, record.value, record.headers)
-            found.append(DelayedRecord(*key, one.offset, one.deliver_at, one.priority, *more))
+            found.append(
+                DelayedRecord(
+                    *key, scheduled.offset, scheduled.deliver_at, scheduled.priority, *more
+                )
+            )
         if not reply.message.records or len(found) >= reply.message.pending:
             break
     return found

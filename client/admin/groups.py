@@ -70,7 +70,7 @@ async def keys_of(requests: AdminRequests, group: str, topic: str | None) -> lis
     """The partitions of one topic, or all partitions that a group has something to do with."""
     if topic is not None:
         return await requests.topic_keys(topic)
-    found = [(one.topic, one.partition) for one in await partitions_of(requests, group)]
+    found = [(part.topic, part.partition) for part in await partitions_of(requests, group)]
     known = await coordinated(requests, group)
     if known is not None and known.topics:
         found += await requests.keys(known.topics)

@@ -54,7 +54,7 @@ async def page(
         request = _request(topic, which, "browse", at, min(limit - len(found), PORTION))
         reply = await requests.ask_leader(key, request)
         offsets = dict.fromkeys(reply.message.offsets)
-        found += [one for one in records_of(key, reply.raw) if one.offset in offsets]
+        found += [record for record in records_of(key, reply.raw) if record.offset in offsets]
         at = _after(at, reply.message, numbers)
     return LetterPage(found, at)
 

@@ -59,7 +59,7 @@ class Leaderless:
     def lost_min(self) -> int:
         """The number of records that could be read before and are certainly lost. More may be
         lost: what only nodes that are gone had."""
-        known = max((one.high_watermark for one in self.copies), default=0)
+        known = max((copy.high_watermark for copy in self.copies), default=0)
         return max(known - self.copies[0].end_offset, 0) if self.copies else 0
 
 
@@ -75,8 +75,8 @@ async def describe_leaderless(
             answer = await requests.ask_node((node.host, node.port), request)
         except RaftqError:
             return  # its copies are not known of then
-        for one in answer.copies:
-            copies.setdefault((one.topic_id, one.partition), []).append(_copy(node.node_id, one))
+        for copy in answer.copies:
+            copies.setdefault((copy.topic_id, copy.partition), []).append(_copy(node.node_id, copy))
 
     asked: list[tuple[NodeInfo, list[_Key]]] = []
     for node in reply.nodes:

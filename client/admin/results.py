@@ -46,7 +46,7 @@ class GroupDescription:
 
     @property
     def lag(self) -> int:
-        return sum([one.lag for one in self.partitions])
+        return sum([partition.lag for partition in self.partitions])
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,14 +41,21 @@ async def offsets_of(requests: AdminRequests, info: TopicInfo, reply: MetadataRe
 
 def describe(info: TopicInfo, offsets: Offsets) -> TopicDescription:
     parts = []
-    for one in info.partitions:
-        start, end = offsets.get(one.partition, (None, None))
+    for partition in info.partitions:
+        start, end = offsets.get(partition.partition, (None, None))
         parts.append(
             PartitionDescription(
-                *(one.partition, one.leader, one.epoch, one.replicas, one.isr, one.target),
+                *(
+                    partition.partition,
+                    partition.leader,
+                    partition.epoch,
+                    partition.replicas,
+                    partition.isr,
+                    partition.target,
+                ),
                 start_offset=start,
                 high_watermark=end,
-                waits_for=one.waits_for,
+                waits_for=partition.waits_for,
             )
         )
     return TopicDescription(info.topic, info.topic_id, info.config, tuple(parts))

@@ -19,14 +19,14 @@ STATS_S = 3.0  # for one partition
 async def delay_sums(requests: AdminRequests, topics: Iterable[str]) -> DelaySums:
     sums = DelaySums()
     asked = {key: DelayStats(*key) for key in await requests.keys(topics)}
-    for one in (await requests.try_leaders(asked, STATS_S)).values():
-        if isinstance(one, RaftqError):
+    for answer in (await requests.try_leaders(asked, STATS_S)).values():
+        if isinstance(answer, RaftqError):
             sums.missing += 1
             continue
-        sums.pending += one.pending
-        sums.fired += one.fired
-        sums.cancelled += one.cancelled
-        sums.delay_ms_sum += one.delay_ms_sum
+        sums.pending += answer.pending
+        sums.fired += answer.fired
+        sums.cancelled += answer.cancelled
+        sums.delay_ms_sum += answer.delay_ms_sum
     return sums
 
 

@@ -183,7 +183,7 @@ class RealFile:
         try:
             os.ftruncate(self._fd, size)
         except OSError as error:
-            # The file now ends in bytes nobody accounts for: only recovery may go on from here.
+            # The file now ends in unaccounted bytes: only recovery may go on from here.
             raise StorageFailed(f"cannot undo a failed append to {self._path}: {error}") from error
 
     def write_at(self, position: int, data: Buffer) -> None:
@@ -285,7 +285,7 @@ class RealLock:
 
 
 def _write_owner(fd: int) -> None:
-    """Say who holds the lock; on a full disk nobody can, and the lock holds all the same."""
+    """Write the holder into the lock file. On a full disk that fails, and the lock holds anyway."""
     try:
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)

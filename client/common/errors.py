@@ -15,7 +15,7 @@
     │   ├── UnknownTopic        no topic has that name, as far as the node knows
     │   ├── UnknownPartition    the topic has no such partition, or the node holds no copy of it
     │   ├── NotLeader           another node leads the partition (details: leader, epoch)
-    │   │   └── LeaderLost      it was replaced with this half done: nobody knows
+    │   │   └── LeaderLost      it was replaced with this half done: unknown
     │   ├── FencedEpoch         the partition has a newer leader epoch (details: epoch)
     │   ├── FencedGeneration    the group has moved on to a newer generation
     │   ├── FencedProducer      a newer instance of the producer has taken over

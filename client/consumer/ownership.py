@@ -290,7 +290,7 @@ class OwnedPartitions:
         claimed = [holding for holding in self.holdings.values() if holding.state == "claimed"]
         if not claimed:
             return []
-        keys = [one.key for one in claimed]
+        keys = [holding.key for holding in claimed]
         self._positions.assign([*self._positions.partitions, *keys], self._options.fetch_bytes)
         for holding in claimed:
             holding.state = "active"

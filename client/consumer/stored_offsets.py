@@ -86,5 +86,5 @@ def _error(one: StoredOffset) -> RaftqError | str:
 
 def first_error(stored: Stored) -> RaftqError | None:
     """The error of the first partition that has one; fencing errors come first."""
-    errors = [one for one in stored.values() if isinstance(one, RaftqError)]
+    errors = [answer for answer in stored.values() if isinstance(answer, RaftqError)]
     return min(errors, key=lambda error: error.retriable, default=None)

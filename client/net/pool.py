@@ -67,8 +67,8 @@ class Pool:
         except RaftqError as error:
             self._failed[address] = error
         finally:
-            for one in self._waiting.pop(address):
-                resolve(one)
+            for waiter in self._waiting.pop(address):
+                resolve(waiter)
 
     def refuse(self) -> None:
         """Gives out no more connections, and ends the present ones."""

@@ -3,8 +3,8 @@
     open ──full, lingered, flush, nothing in flight──> closed ──> the sender's window ──> settled
 
 There is one open batch per (partition, lane), as plain lists of columns: adding a record is a few
-list appends under one lock. What the sender has to look at is noted and its loop woken once, not
-once per record. Records without a key go to one partition until its batch is closed, then to the
+list appends under one lock. Work for the sender is noted, and its loop is woken once, not once per
+record. Records without a key go to one partition until its batch is closed, then to the
 next one.
 
 Invariants: `used` is the bytes of all batches that are not settled, and stays within
@@ -42,7 +42,7 @@ RECORD_BYTES = 16  # what a record costs beyond its key, value and headers
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a key: murmur3 (32 bits, seed 0, unsigned) modulo the partitions."""
+    """Return the partition of a key: murmur3 (32 bits, seed 0, unsigned) modulo the partitions."""
     return int(mmh3.hash(key, signed=False)) % partitions
 
 
@@ -83,8 +83,8 @@ class Accumulator:
         self._size_max = options.value_bytes_max + RECORD_BYTES
 
     def set_partitions(self, name: str, partitions: int, topic_id: int) -> OutgoingTopic | None:
-        """Make a topic known, or longer: its partitions never become fewer. The topic that had the
-        name before, if it was another one; nothing is added to that any more."""
+        """Make a topic known, or give it more partitions: they never become fewer. Returns another
+        topic that had the name before, if any. Nothing is added to that one any more."""
         with self.lock:
             topic = self.topics.get(name)
             if topic is not None and topic.topic_id == topic_id:
@@ -95,7 +95,7 @@ class Accumulator:
             return self._cut_off(topic)
 
     def forget(self, name: str) -> OutgoingTopic | None:
-        """A topic is gone; nothing is added to it any more."""
+        """Forget a topic that is gone, and return it. Nothing is added to it any more."""
         with self.lock:
             return self._cut_off(self.topics.pop(name, None))
 
@@ -108,14 +108,14 @@ class Accumulator:
         return topic
 
     def lacks(self, name: str, partition: int | None) -> bool:
-        """Whether a topic, or a partition by its number, is not known."""
+        """Return whether a topic, or its partition with this number, is not known."""
         topic = self.topics.get(name)
         return topic is None or (partition is not None and partition >= len(topic.outboxes))
 
     def offer_value(self, topic_name: str, value: bytes, priority: str | int) -> Delivery | None:
-        """Take a value alone, the shortest way; None when only `offer` can say what to do.
+        """Take a value alone, on the shortest way. None when only `offer` can decide.
 
-        Most records come here, so nothing is done that can be done once per batch.
+        Most records come here, so everything that can be done once per batch is done elsewhere.
         """
         size = len(value) + RECORD_BYTES
         with self.lock:
@@ -148,8 +148,8 @@ class Accumulator:
         timestamp: int | None,
         times: Times | None = None,
     ) -> Delivery | None:
-        """Take one record that was checked; None when there is no room, or its topic or partition
-        is unknown."""
+        """Take one checked record. None when there is no room, or its topic or partition is
+        unknown."""
         lane = LANES[priority]
         with self.lock:
             if self.refusal is not None:
@@ -182,6 +182,36 @@ class Accumulator:
                 self._close(batch)
             return Delivery(batch, index)
 
+    def offer_values(
+        self, topic_name: str, values: list[bytes], priority: str | int
+    ) -> Deliveries | None:
+        """Take checked values alone, if the open batch has room for all of them. None when only
+        `offer_many` can decide."""
+        count = len(values)
+        size = sum(map(len, values)) + RECORD_BYTES * count
+        with self.lock:
+            topic = self.topics.get(topic_name)
+            batch = None if topic is None else topic.sticky.get(priority)
+            if batch is None or not batch.plain:
+                return None
+            first = len(batch.values)
+            used = self.used + size
+            filled = batch.size + size
+            if (
+                used > self._buffer_bytes
+                or filled > self._batch_bytes
+                or first + count > self._batch_records
+            ):
+                return None
+            batch.values += values
+            batch.size = filled
+            self.used = used
+            if filled == self._batch_bytes or first + count == self._batch_records:
+                self._close(batch)
+        deliveries = Deliveries(count)
+        deliveries._add(batch, first, range(count))
+        return deliveries
+
     def offer_many(
         self,
         topic_name: str,
@@ -190,7 +220,8 @@ class Accumulator:
         partition: int | None,
         deliveries: Deliveries,
     ) -> bool:
-        """Take as many rows as there is room for; whether all were taken. Rows know how far."""
+        """Take as many rows as there is room for, and return whether all were taken. `rows.at` says
+        how far it got."""
         lane = LANES[priority]
         with self.lock:
             if self.refusal is not None:
@@ -219,7 +250,7 @@ class Accumulator:
             return True
 
     def wait_for_room(self, size: int, timeout_s: float) -> bool:
-        """Block this thread until so many bytes fit; whether they did in time."""
+        """Block this thread until `size` bytes fit, and return whether they did in time."""
         with self.lock:
             self.starved += 1
             try:
@@ -246,7 +277,7 @@ class Accumulator:
     def _sticky(
         self, topic: OutgoingTopic, priority: str | int, lane: int, later: bool = False
     ) -> OutgoingBatch:
-        """The open batch that records without a key go to now."""
+        """Return the open batch that records without a key go to now."""
         sticky = topic.sticky_later if later else topic.sticky
         batch = sticky.get(priority)
         if batch is None or batch.closed:
@@ -254,7 +285,7 @@ class Accumulator:
         return batch
 
     def _batch(self, outbox: Outbox, lane: int, later: bool = False) -> OutgoingBatch:
-        """The open batch of a partition and lane."""
+        """Return the open batch of a partition and lane."""
         if later:
             outbox = outbox.for_later()
         batch = outbox.open[lane]
@@ -280,7 +311,7 @@ class Accumulator:
     # What the sender calls, on the loop.
 
     def look(self) -> tuple[list[OutgoingBatch], list[Outbox]]:
-        """Batches opened and outboxes with batches closed since the last look."""
+        """Return the batches opened and the outboxes with batches closed since the last look."""
         with self.lock:
             self._woken = False
             opened, self._opened = self._opened, []
@@ -289,7 +320,7 @@ class Accumulator:
             return opened, ready
 
     def take(self, outbox: Outbox, idle: bool) -> OutgoingBatch | None:
-        """The next batch to send: a closed one, or one that is due or need not wait."""
+        """Return the next batch to send: a closed batch, or an open one that need not wait."""
         with self.lock:
             if not outbox.closed:
                 for batch in outbox.open:
@@ -300,13 +331,13 @@ class Accumulator:
             return outbox.closed.popleft()
 
     def has_work(self, outbox: Outbox, idle: bool) -> bool:
-        """Whether `take` would give a batch."""
+        """Return whether `take` would give a batch."""
         if outbox.closed:
             return True
-        return any(one is not None and (one.due or idle) for one in outbox.open)
+        return any(batch is not None and (batch.due or idle) for batch in outbox.open)
 
     def finish(self, batch: OutgoingBatch, error: RaftqError | None) -> None:
-        """The end of a batch: its bytes are free, and everyone who waits for it learns of it."""
+        """End a batch: free its bytes, and settle its deliveries."""
         with self.lock:
             if not batch.closed:
                 batch.close()
@@ -321,8 +352,8 @@ class Accumulator:
         batch.settle(error)
 
     def _feed(self, count: int) -> None:
-        """Let so many tasks try again, the longest waiting first: there is room for about as many
-        records as a batch had. Whoever still finds none waits for the next batch."""
+        """Let `count` tasks try again, the longest waiting first: there is room for about as many
+        records as the batch had. A task that still finds no room waits for the next batch."""
         starving = self.starving
         while starving and count > 0:
             future = starving.popleft()
@@ -339,7 +370,7 @@ class Accumulator:
                 batch.outbox.closed.remove(batch)
 
     def push_out(self) -> list[OutgoingBatch]:
-        """Make every open batch due; all batches that are not settled."""
+        """Make every open batch due, and return all batches that are not settled."""
         with self.lock:
             for batch in self.unsettled:
                 batch.due = True
@@ -351,7 +382,7 @@ def _ends(
     keys: Sequence[bytes | None] | None,
     headers: Sequence[Headers | None] | None,
 ) -> Sequence[int]:
-    """Where the records end when they are laid side by side, from 0 on."""
+    """Return where the records end when they are laid side by side, from 0 on."""
     lengths = list(map(len, values))
     if headers is not None:
         lengths = [size + headers_size(one) for size, one in zip(lengths, headers, strict=True)]

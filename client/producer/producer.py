@@ -4,9 +4,9 @@
         delivery = await producer.send("orders", b"v", key=b"k")   # taken: there was room for it
         appended = await delivery                                  # acknowledged: it has an offset
 
-`send` waits only for room in the buffer (and, the first time, for the topic's routes). What becomes
-of a record is told by its Delivery; errors of deliveries that nobody asks about are raised by the
-next `flush` or `close`, so that none is lost in silence.
+`send` waits only for room in the buffer (and, the first time, for the topic's routes). A Delivery
+tells what becomes of its record. The next `flush` or `close` raises the errors of deliveries that
+the application did not ask about, so no error is lost in silence.
 """
 
 import asyncio
@@ -35,6 +35,7 @@ from raftq.client.results import Deliveries, Delivery
 from raftq.client.wire.record import KEY_BYTES_MAX, Headers, check_record_limits
 
 CLOSE_S_DEFAULT = 30.0
+FEW_VALUES = 100  # in one `send_many`; with more, a short way saves nothing
 _INT_64 = range(-(1 << 63), 1 << 63)
 
 C = TypeVar("C")
@@ -87,7 +88,7 @@ class Producer(Client):
         deliver_at: float | datetime | None = None,
         ttl: float | None = None,
     ) -> Delivery:
-        """Take a record for sending; waits while the buffer is full, at most `max_block_ms`.
+        """Take a record for sending. Waits while the buffer is full, at most `max_block_ms`.
 
         `delay` (seconds) or `deliver_at` (a datetime, or seconds since 1970) hides it until then,
         `ttl` (seconds, from when it is due) ends it.
@@ -103,10 +104,11 @@ class Producer(Client):
             delivery = self._accumulator.offer_value(topic, value, priority)
             if delivery is not None:
                 if delivery.closed_batch():
-                    await yield_to_loop()  # for whoever only sends would never let it be sent
+                    await yield_to_loop()  # a caller that only sends must let the loop send
                 return delivery
-        times = None if plain else self._times(delay, deliver_at, ttl)
-        self._check(value, key, headers, priority, partition, timestamp)
+        times = self._checked(
+            value, key, headers, priority, partition, timestamp, delay, deliver_at, ttl
+        )
         delivery = offer(topic, value, key, headers, priority, partition, timestamp, times)
         while delivery is None:
             await self._make_room(topic, partition)
@@ -125,13 +127,18 @@ class Producer(Client):
         partial: bool = False,
         **columns: Unpack[SendColumns],
     ) -> Deliveries:
-        """Take many records at once, column by column; much cheaper than one `send` for each.
+        """Take many records at once, column by column; much cheaper than many calls of `send`.
 
         `priority` and `partition` are for all records; the fields of SendColumns have one item for
-        each. With `partial`, records for which no room comes are failed deliveries; without it,
-        that is raised.
+        each. When no room comes for some records, `partial` makes them failed deliveries; without
+        it the error is raised.
         """
         self._ensure_started()
+        if keys is None and partition is None and not columns:
+            taken = self._offer_values(topic, values, priority)
+            if taken is not None:
+                await yield_to_loop()
+                return taken
         while topic not in self._accumulator.topics:
             await self._make_room(topic)
         deliveries, groups = self._split_many(topic, values, keys, (priority, partition), columns)
@@ -148,8 +155,8 @@ class Producer(Client):
         return deliveries
 
     async def expect(self, topic: str, partitions: int) -> None:
-        """Somebody knows that the topic has so many partitions: ask for its routes if fewer are
-        known, so that keys choose among all of them from now on."""
+        """Ask for the routes of the topic if fewer partitions are known, so that keys choose among
+        all of them from now on."""
         self._ensure_started()
         if partitions and self._accumulator.lacks(topic, partitions - 1):
             if topic in self._accumulator.topics:
@@ -163,8 +170,8 @@ class Producer(Client):
     ) -> None:
         """Send everything now and wait until all of it is settled, at most `timeout` seconds.
 
-        Raises RequestTimeout when time runs out, otherwise the first error of a delivery that
-        nobody has asked about.
+        Raises RequestTimeout when time runs out, otherwise the first error of a delivery that the
+        application has not asked about.
         """
         self._ensure_started()
         await self._wait_for_batches(timeout)
@@ -174,7 +181,7 @@ class Producer(Client):
         self,
         timeout: float | None = CLOSE_S_DEFAULT,  # noqa: ASYNC109
     ) -> None:
-        """Flush, then end. What is not settled in time fails with QueueClosed."""
+        """Flush, then end. Records that are not settled in time fail with QueueClosed."""
         if not self._started or self._ended or self._loop.is_closed():
             await self._end()
             return
@@ -203,16 +210,7 @@ class Producer(Client):
 
     # Shared with the blocking form.
 
-    def _times(
-        self, delay: float | None, deliver_at: float | datetime | None, ttl: float | None
-    ) -> Times | None:
-        """When a record is due and when it ends; None when it is like any other."""
-        if delay is deliver_at is ttl is None:
-            return None
-        times = record_times(delay, deliver_at, ttl, self.options.wall_ms())
-        return times if any(times) else None
-
-    def _check(
+    def _checked(  # noqa: PLR0913 - the fields of a record
         self,
         value: bytes,
         key: bytes | None,
@@ -220,8 +218,17 @@ class Producer(Client):
         priority: str | int,
         partition: int | None,
         timestamp: int | None,
-    ) -> None:
-        """Refuse what cannot be sent, before anything is."""
+        delay: float | None,
+        deliver_at: float | datetime | None,
+        ttl: float | None,
+    ) -> Times | None:
+        """Refuse a record that cannot be sent. Returns when the record is due and when it ends, or
+        None for a record without such times."""
+        times = None
+        if not (delay is deliver_at is ttl is None):
+            times = record_times(delay, deliver_at, ttl, self.options.wall_ms())
+            if not any(times):
+                times = None
         if type(value) is not bytes:
             raise InvalidArgument(f"a value must be bytes, not {type(value).__name__}")
         if len(value) > self._value_bytes_max:
@@ -229,6 +236,7 @@ class Producer(Client):
         if key is not None or headers or partition is not None or timestamp is not None:
             self._check_more(key, headers, partition, timestamp)
         lane_of(priority)
+        return times
 
     def _check_more(
         self,
@@ -247,6 +255,16 @@ class Producer(Client):
                 raise InvalidArgument(f"a {name} must be a whole number or None, not {number!r}")
         _check_partition(partition)
 
+    def _offer_values(
+        self, topic: str, values: Sequence[bytes], priority: str | int
+    ) -> Deliveries | None:
+        """Take a few values alone on a short way, or return None: then `_split_many` is needed."""
+        if type(values) is not list or not 0 < len(values) <= FEW_VALUES:
+            return None
+        lane_of(priority)
+        self._check_columns(values, None)
+        return self._accumulator.offer_values(topic, values, priority)
+
     def _split_many(
         self,
         topic: str,
@@ -255,7 +273,7 @@ class Producer(Client):
         common: tuple[str | int, int | None],
         columns: SendColumns,
     ) -> tuple[Deliveries, list[tuple[str | int, int | None, SendRows]]]:
-        """Checked rows by priority and partition; `common` has those of rows that name none."""
+        """Return checked rows by priority and partition. `common` is for rows that name none."""
         priority, partition = common
         lane_of(priority)
         if not columns or all(column is None for column in columns.values()):
@@ -268,7 +286,7 @@ class Producer(Client):
             [priority] * len(values) if lanes is None else lanes,
             [partition] * len(values) if numbers is None else numbers,
         )
-        given = None if headers is None else [one or None for one in headers]
+        given = None if headers is None else [mapping or None for mapping in headers]
         more = MoreColumns(given, columns.get("timestamps"), columns.get("times"))
         return self._split_rows(topic, values, keys, choices, more)
 
@@ -279,7 +297,7 @@ class Producer(Client):
         keys: Sequence[bytes | None] | None,
         partition: int | None,
     ) -> tuple[Deliveries, list[tuple[int | None, SendRows]]]:
-        """Checked rows by partition; None is for those that may go anywhere."""
+        """Return checked rows by partition. Rows under None may go to any partition."""
         if not isinstance(values, list):
             values = list(values)
         self._check_columns(values, keys)
@@ -311,8 +329,8 @@ class Producer(Client):
         choices: tuple[Sequence[str | int], Sequence[int | None]],
         more: MoreColumns,
     ) -> tuple[Deliveries, list[tuple[str | int, int | None, SendRows]]]:
-        """Checked rows by priority and partition. Rows of one lane and partition keep their
-        order, whatever has chosen the partition."""
+        """Return checked rows by priority and partition. Rows of one lane and partition keep their
+        order, also when keys chose the partition of some of them."""
         self._check_columns(values, keys)
         self._check_rows(len(values), choices, more)
         lanes, numbers = choices
@@ -380,7 +398,7 @@ class Producer(Client):
             raise TooLarge(f"a key of {longest} bytes is over the limit of {KEY_BYTES_MAX}")
 
     async def _make_room(self, topic: str, partition: int | None = None) -> None:
-        """Wait until an offer that was turned down is worth repeating."""
+        """Wait until a refused offer can be repeated."""
         block_s = self.options.max_block_ms / 1000
         accumulator = self._accumulator
         if topic not in accumulator.topics:
@@ -459,7 +477,7 @@ def _pick(column: Sequence[C] | None, positions: Sequence[int]) -> list[C] | Non
     if column is None:
         return None
     picked = [column[at] for at in positions]
-    return picked if any(one is not None for one in picked) else None
+    return picked if any(item is not None for item in picked) else None
 
 
 def _check_partition(partition: int | None) -> None:

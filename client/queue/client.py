@@ -59,7 +59,7 @@ class Registered:
 
     def on_reply(self, reply: GroupHeartbeatReply) -> None:
         if self._pattern:
-            self._leasing.add_topics({one.topic: None for one in reply.assigned})
+            self._leasing.add_topics({partition.topic: None for partition in reply.assigned})
 
     def lost(self, error: RaftqError | None) -> None:
         """Leases do not depend on membership."""
@@ -342,9 +342,9 @@ class QueueClient(QueueBase):
         settlement = Settlement(verb, delay_ms, reason[:TEXT_MAX], error[:TEXT_MAX])
         failed = await self._settler.settle([receipt_of(record) for record in records], settlement)
         return [
-            (f"{one.partition_key[0]}:{one.partition_key[1]}:{offset}", one.error)
-            for one in failed
-            for offset in range(one.row[1], one.row[2])
+            (f"{failure.partition_key[0]}:{failure.partition_key[1]}:{offset}", failure.error)
+            for failure in failed
+            for offset in range(failure.row[1], failure.row[2])
         ]
 
     async def _settle(self, records: Iterable[Proof], settlement: Settlement) -> None:
@@ -383,7 +383,7 @@ def _first(failed: Sequence[SettleFailure], count: int) -> RaftqError:
     first = failed[0]
     error = copy_error(first.error)
     if count > 1:
-        number = sum([one.row[2] - one.row[1] for one in failed])
+        number = sum([failure.row[2] - failure.row[1] for failure in failed])
         error.args = (f"{number} of {count} records, the first because: {first.error}",)
         error.details = {**error.details, "failed": number}
     return error

@@ -129,7 +129,7 @@ class Leasing:
         self, address: Address, partitions: Partitions, records_max: int, wait_ms: int,
         lease_ms: int,
     ) -> list[LeasedRecord]:  # fmt: skip
-        """Leases from one node; [] if nothing comes in time, or there is nobody to ask.
+        """Leases from one node; [] if nothing comes in time, or there is no node to ask.
 
         Raises only errors that show a mistake of the caller."""
         options = self._options
@@ -149,14 +149,14 @@ class Leasing:
                 raise
             return []
         found: list[LeasedRecord] = []
-        for one in reply.message.partitions:
-            partition_key = one.topic, one.partition
-            if one.error:
-                self._rest(partition_key, error_of_code(one.error, partition_key))
+        for partition in reply.message.partitions:
+            partition_key = partition.topic, partition.partition
+            if partition.error:
+                self._rest(partition_key, error_of_code(partition.error, partition_key))
             else:
                 self._failures.pop(partition_key, None)
-                raw = reply.raw[one.start : one.start + one.length]
-                found += self._read(partition_key, one, raw)
+                raw = reply.raw[partition.start : partition.start + partition.length]
+                found += self._read(partition_key, partition, raw)
         return found
 
     def _read(

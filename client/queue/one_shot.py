@@ -66,7 +66,7 @@ class OneShots:
             part = wish._replace(records_max=wish.records_max - len(found), bytes_max=room)
             got = await self._ask(part, address, keys, 0)
             found += got
-            room -= sum(len(one.value) for one in got)
+            room -= sum(len(record.value) for record in got)
             if len(found) >= wish.records_max or room <= 0:
                 break
         if found or not wait_ms:
@@ -83,16 +83,16 @@ class OneShots:
             while parked:
                 done, _ = await asyncio.wait(parked, return_when=asyncio.FIRST_COMPLETED)
                 found: list[LeasedRecord] = []
-                for one in done:
-                    del parked[one]
-                    found += one.result()
+                for task in done:
+                    del parked[task]
+                    found += task.result()
                 if found:
                     return found
             return []
         finally:
-            for one in parked:
+            for task in parked:
                 # Its answer may still bring leases, whatever became of the caller.
-                self._tasks.spawn(self._return_late(wish.group, one))
+                self._tasks.spawn(self._return_late(wish.group, task))
 
     async def _return_late(self, group: str, late: "asyncio.Task[list[LeasedRecord]]") -> None:
         receipts = [receipt_of(record) for record in await late]
@@ -118,16 +118,16 @@ class OneShots:
                 self._leaders.learn(key, error)
             return []
         found: list[LeasedRecord] = []
-        for one in reply.message.partitions:
-            key = one.topic, one.partition
-            if one.error:
-                problem = error_of_code(one.error, key)
+        for partition in reply.message.partitions:
+            key = partition.topic, partition.partition
+            if partition.error:
+                problem = error_of_code(partition.error, key)
                 if not problem.retriable:
                     raise problem
                 self._leaders.learn(key, problem)
-            elif one.ranges:
-                raw = reply.raw[one.start : one.start + one.length]
-                found += to_leased(key, one.ranges, read_batches(raw))
+            elif partition.ranges:
+                raw = reply.raw[partition.start : partition.start + partition.length]
+                found += to_leased(key, partition.ranges, read_batches(raw))
         return found
 
     async def settle(
@@ -162,7 +162,9 @@ class OneShots:
     ) -> list[Settled | RaftqError]:
         """Settle receipts of one partition with one request."""
         key = receipts[0].topic, receipts[0].partition
-        rows = tuple(ReceiptRow(one.nonce, one.offset, one.offset + 1) for one in receipts)
+        rows = tuple(
+            ReceiptRow(receipt.nonce, receipt.offset, receipt.offset + 1) for receipt in receipts
+        )
         request = Settle(group, *key, said.verb, rows, said.delay_ms, said.reason, said.error)
         attempts = Attempts(f"{said.verb} for {key[0]}/{key[1]}", self._options, self._timeout_s)
         reply = (await self._leaders.ask(key, request, self._timeout_s, attempts)).message

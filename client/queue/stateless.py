@@ -293,8 +293,8 @@ class StatelessMembers(Client):
         try:
             await asyncio.wait(parked, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for one in parked:
-                one.cancel()
+            for task in parked:
+                task.cancel()
 
     async def _park(
         self,
@@ -340,9 +340,9 @@ class StatelessMembers(Client):
         return await self._one_shots.settle(group, receipts, said)
 
     async def give_back(self, group: str, records: Iterable[Record | LeasedRecord]) -> None:
-        """Leased records that nobody got are delivered again at once; no attempt is spent. What
-        cannot be given back comes again when its lease ends."""
-        receipts = [receipt_of(one) for one in records if isinstance(one, LeasedRecord)]
+        """Give back leased records that did not reach the caller: they are delivered again at once,
+        and no attempt is spent. The rest comes again when its lease ends."""
+        receipts = [receipt_of(record) for record in records if isinstance(record, LeasedRecord)]
         await self.settle(group, receipts, Settlement("release"))
 
     async def commit(self, group: str, member_id: str, offsets: Mapping[PartitionKey, int]) -> None:
@@ -402,10 +402,10 @@ class StatelessMembers(Client):
 
     async def _ask(self, group: str, member_id: str) -> _Known:
         found = await self._coordinate(group, DescribeGroup(group))
-        for one in found.members:
-            if one.member_id == member_id:
-                assigned = _assigned(one.assigned)
-                return _Known(member_id, found.mode, one.topics, one.session_ms, 0, assigned)
+        for member in found.members:
+            if member.member_id == member_id:
+                assigned = _assigned(member.assigned)
+                return _Known(member_id, found.mode, member.topics, member.session_ms, 0, assigned)
         raise FencedGeneration(
             f"group {group!r} has no member {member_id!r}: its session ended, or it never joined"
         )
@@ -442,7 +442,7 @@ def _learn(member: _Known, reply: GroupHeartbeatReply) -> None:
 
 
 def _assigned(given: tuple[GivenPartition, ...]) -> dict[PartitionKey, int]:
-    return {(one.topic, one.partition): one.owner_epoch for one in given}
+    return {(partition.topic, partition.partition): partition.owner_epoch for partition in given}
 
 
 def _start(one: StoredOffset) -> int:

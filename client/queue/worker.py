@@ -177,7 +177,7 @@ class Worker(QueueBase):
                     self._start(address, partitions, max(capacity // (4 * len(nodes)), 1))
             else:
                 # A request that finds nothing waits with its share, so none may have all the room.
-                unasked = sum(one not in self._asked for one in self._hot if one in nodes)
+                unasked = sum(node not in self._asked for node in self._hot if node in nodes)
                 count = self._room() // max(unasked, 1)
                 if count < 1 and self._held() < capacity:
                     count = 1
@@ -473,9 +473,9 @@ _PAST = {"ack": "acked", "nack": "nacked", "reject": "rejected", "release": "rel
 def _by_record(failed: list[SettleFailure]) -> dict[tuple[int, int], RaftqError]:
     """The errors, by the nonce and offset of each record of one partition."""
     return {
-        (one.row[0], offset): one.error
-        for one in failed
-        for offset in range(one.row[1], one.row[2])
+        (failure.row[0], offset): failure.error
+        for failure in failed
+        for offset in range(failure.row[1], failure.row[2])
     }
 
 

@@ -154,8 +154,8 @@ def unpacked(packed: Any) -> Any:
     ends, missing = array("i", [0]), []
     names: list[str] = []
     values: list[bytes] = []
-    for one in packed.to_pylist():
-        headers = unpack_headers(one) if one else {}
+    for stored in packed.to_pylist():
+        headers = unpack_headers(stored) if stored else {}
         names += headers
         values += headers.values()
         ends.append(len(names))

@@ -176,7 +176,7 @@ def _prepared(batch: Any) -> Any:
         if name in names:
             columns[name] = _ms(batch.column(name), up=name == "deliver_at")
     if "headers" in names and batch.column("headers").null_count < len(batch):
-        packed = [_packed(one) for one in batch.column("headers").to_pylist()]
+        packed = [_packed(row) for row in batch.column("headers").to_pylist()]
         columns["headers"] = pa.array(packed, pa.binary())
     return pa.RecordBatch.from_pydict(columns)
 
@@ -221,7 +221,9 @@ def _lanes(batch: Any) -> int | list[int]:
     column = batch.column("priority")
     if _same(column):
         return lane_of(column[0].as_py())
-    return [LANE_NORMAL if one is None else lane_of(one) for one in column.to_pylist()]
+    return [
+        LANE_NORMAL if priority is None else lane_of(priority) for priority in column.to_pylist()
+    ]
 
 
 def _delayed(rows: Any) -> bool | list[bool]:

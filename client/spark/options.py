@@ -315,10 +315,10 @@ def _columns(raw: _Given) -> tuple[str, ...]:
 
 def _numbers(raw: _Given, name: str) -> tuple[int, ...]:
     found = raw.names(name)
-    if not all(one.isdecimal() for one in found):
+    if not all(number.isdecimal() for number in found):
         raw.wrong.append(f"{name} are numbers like '0,2,5', not {','.join(found)!r}")
         return ()
-    return tuple(sorted({int(one) for one in found}))
+    return tuple(sorted({int(number) for number in found}))
 
 
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}

@@ -61,11 +61,11 @@ def tasks(options: ReadOptions, ranges: Iterable[OffsetRange]) -> list[ReadTask]
     return [
         ReadTask(
             options.bootstrap,
-            one,
+            piece,
             options.fail_on_data_loss,
             options.fetch_bytes,
             options.batch_bytes,
             options.poll_timeout_ms,
         )
-        for one in cut
+        for piece in cut
     ]

@@ -51,15 +51,15 @@ def split(
     """Cuts ranges by size so that there are about `parts_min` of them, and none is longer than
     `records_max`; 0 leaves them as they are."""
     whole = list(ranges)
-    total = sum(one.size for one in whole)
+    total = sum(span.size for span in whole)
     found = []
-    for one in whole:
+    for span in whole:
         pieces = 1
         if parts_min > len(whole) and total:
-            pieces = max(1, round(one.size * parts_min / total))
+            pieces = max(1, round(span.size * parts_min / total))
         if records_max:
-            pieces = max(pieces, -(-one.size // records_max))
-        found += _cut(one, min(pieces, one.size))
+            pieces = max(pieces, -(-span.size // records_max))
+        found += _cut(span, min(pieces, span.size))
     return found
 
 

@@ -118,7 +118,7 @@ class _Reading:
             return []
         if fetched:
             self._moved_at = perf_counter()
-            return [one.batch for one in fetched]
+            return [item.batch for item in fetched]
         position = self._consumer.position(*where, timeout=self._task.poll_timeout_ms / 1000)
         if position > self.position:
             self.position = position

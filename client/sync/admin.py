@@ -271,7 +271,7 @@ class Admin(Blocking):
     def cancel_delayed(self, topic: str, partition: int, offsets: int | Iterable[int]) -> list[int]:
         """Cancel delayed records by the offsets that `send` or `delayed` gave them.
 
-        Returns the offsets of the records that were pending; nobody will see these records.
+        Returns the offsets of the records that were pending; no consumer will see these records.
         """
         return self._call(self._client.cancel_delayed(topic, partition, offsets))
 

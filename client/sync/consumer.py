@@ -88,7 +88,7 @@ class Consumer(ConsumerVerbs):
         trace: TracebackType | None,
     ) -> None:
         try:
-            # Whoever fails is not done with what it got: it shall get it again.
+            # An application that fails has not finished its records: they are delivered again.
             self._close_group(is_done=kind is None)
         except RaftqError:
             if kind is None:

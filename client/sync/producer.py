@@ -39,7 +39,7 @@ class Producer(Blocking):
         deliver_at: float | datetime | None = None,
         ttl: float | None = None,
     ) -> Delivery:
-        """Take a record for sending; blocks while the buffer is full, at most `max_block_ms`.
+        """Take a record for sending. Blocks while the buffer is full, at most `max_block_ms`.
 
         `delay` (seconds) or `deliver_at` (a datetime, or seconds since 1970) hides it until then,
         `ttl` (seconds, from when it is due) ends it.
@@ -54,8 +54,9 @@ class Producer(Blocking):
             delivery = self._offer_value(topic, value, priority)
             if delivery is not None:
                 return delivery
-        times = None if plain else self._client._times(delay, deliver_at, ttl)
-        self._client._check(value, key, headers, priority, partition, timestamp)
+        times = self._client._checked(
+            value, key, headers, priority, partition, timestamp, delay, deliver_at, ttl
+        )
         offer = self._client._accumulator.offer
         delivery = offer(topic, value, key, headers, priority, partition, timestamp, times)
         while delivery is None:
@@ -73,14 +74,18 @@ class Producer(Blocking):
         partial: bool = False,
         **columns: Unpack[SendColumns],
     ) -> Deliveries:
-        """Take many records at once, column by column; much cheaper than one `send` for each.
+        """Take many records at once, column by column; much cheaper than many calls of `send`.
 
         `priority` and `partition` are for all records; the fields of SendColumns have one item for
-        each. With `partial`, records for which no room comes are failed deliveries; without it,
-        that is raised.
+        each. When no room comes for some records, `partial` makes them failed deliveries; without
+        it the error is raised.
         """
         if self._refusal is not None:
             self._refuse()
+        if keys is None and partition is None and not columns:
+            taken = self._client._offer_values(topic, values, priority)
+            if taken is not None:
+                return taken
         accumulator = self._client._accumulator
         while topic not in accumulator.topics:
             self._make_room(topic, None, 0)
@@ -108,7 +113,7 @@ class Producer(Blocking):
             raise client._no_room()
 
     def expect(self, topic: str, partitions: int) -> None:
-        """Somebody knows that the topic has so many partitions: use all of them from now on."""
+        """Use all of these partitions from now on, also if fewer are known."""
         self._call(self._client.expect(topic, partitions))
 
     def flush(self, timeout: float | None = None) -> None:
@@ -116,5 +121,5 @@ class Producer(Blocking):
         self._call(self._client.flush(timeout))
 
     def close(self, timeout: float | None = CLOSE_S_DEFAULT) -> None:
-        """Flush, then end. What is not settled in time fails with QueueClosed."""
+        """Flush, then end. Records that are not settled in time fail with QueueClosed."""
         self._close(self._client.close(timeout))

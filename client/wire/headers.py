@@ -2,7 +2,7 @@
 
 batch.py draws the whole batch. Every struct here is derived from the one table of fields, so a
 part cannot disagree with the whole. The functions pass over stored batches by their headers alone:
-they stop at bytes that cannot be a batch, and leave all other checks to whoever decodes the batch.
+they stop at bytes that cannot be a batch, and leave all other checks to the decoder of the batch.
 """
 
 from collections.abc import Iterator

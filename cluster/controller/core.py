@@ -15,11 +15,11 @@ controller that was replaced without knowing it changes nothing.
     Tick                                time has passed; send it at `next_deadline()`
 
 When nodes send no heartbeats but answer probes, they cannot connect to this controller. It would
-fence everybody for a fault of its own. So a voter without a heartbeat for half a lease is probed,
+fence all of them for a fault of its own. So a voter without a heartbeat for half a lease is probed,
 and when more voters answer without heartbeats than send them, the controller abdicates: all may
 reach another one. If no other voter can lead, this node leads again after a while.
 
-A node that nobody can connect to may still send heartbeats. So leadership is given back only to a
+A node that accepts no connection may still send heartbeats. So leadership is given back only to a
 node that has just answered a probe: a round of balance probes the nodes that it would give
 something to, and each answer begins another round.
 
@@ -29,7 +29,7 @@ elections or moves are due. After a step, `next_deadline()` is later than its `n
 
 When a step comes much later than its deadline, this process was stopped and received nothing since
 the step before. That time does not count against the leases: otherwise a pause of the controller
-would fence everybody else.
+would fence all other nodes.
 """
 
 from collections.abc import Callable
@@ -294,7 +294,7 @@ class Controller:
         return ProposeCommand(command, reason)
 
     def _abdicate(self, now: float, effects: list[Effect]) -> None:
-        """Abdicate when too many voters cannot reach this node. Until that is done, nobody is
+        """Abdicate when too many voters cannot reach this node. Until that is done, no node is
         judged."""
         rivals = [watch for watch in self._watches.values() if watch.node_id in self._rivals]
         for watch in rivals:

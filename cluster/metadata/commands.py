@@ -224,8 +224,8 @@ class _Form(NamedTuple):
 
 def _form(cls: type[Command]) -> _Form:
     found = msgspec.structs.fields(cls)
-    row: Any = GenericAlias(tuple, (int, int, *(one.type for one in found)))
-    names = tuple(one.name for one in found)
+    row: Any = GenericAlias(tuple, (int, int, *(field.type for field in found)))
+    names = tuple(field.name for field in found)
     return _Form(cls, names, msgspec.msgpack.Decoder(row).decode)
 
 

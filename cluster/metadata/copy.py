@@ -12,7 +12,7 @@ back.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from raftq.cluster.metadata.apply import Change, apply, differences, dump, load
 from raftq.cluster.metadata.commands import decode_command
@@ -155,6 +155,37 @@ class MetadataCopy:
                 part = tuple(found[: -count - 1 : -1])
                 return Watched(part[-1][0], part)
         return Watched(max(index, self.index), tuple(found[::-1]))
+
+
+class CopiedMetadata:
+    """The part of a MetadataLog that a voter and an observer have in common: it reads the copy."""
+
+    def __init__(self, cluster_id: str, voters: Iterable[int]) -> None:
+        self._copy = MetadataCopy(cluster_id)
+        self._voters = tuple(sorted(voters))
+        self.subscribe = self._copy.subscribe
+        self.on_controller = self._copy.on_controller
+        self.watch = self._copy.watch
+
+    @property
+    def state(self) -> ClusterState:
+        return self._copy.state
+
+    @property
+    def index(self) -> int:
+        return self._copy.index
+
+    @property
+    def controller(self) -> int | None:
+        return self._copy.controller
+
+    @property
+    def term(self) -> int:
+        return self._copy.term
+
+    @property
+    def voters(self) -> tuple[int, ...]:
+        return self._voters
 
 
 def _guarded(callback: Callable[..., None], *args: object) -> None:

@@ -64,21 +64,21 @@ _read = msgspec.msgpack.Decoder(_Dump)
 def dump(state: ClusterState) -> bytes:
     nodes = [
         [
-            one.node_id,
-            one.host,
-            one.port,
-            one.http_port,
-            one.raft_address,
-            one.rack,
-            one.incarnation,
-            one.alive,
-            one.draining,
-            one.decommissioning,
-            one.unsynced_since,
+            node.node_id,
+            node.host,
+            node.port,
+            node.http_port,
+            node.raft_address,
+            node.rack,
+            node.incarnation,
+            node.alive,
+            node.draining,
+            node.decommissioning,
+            node.unsynced_since,
         ]
-        for one in state.nodes.values()
+        for node in state.nodes.values()
     ]
-    topics = [_dumped_topic(one) for one in state.topics.values()]
+    topics = [_dumped_topic(topic) for topic in state.topics.values()]
     producers = [[name, *known] for name, known in state.producers.items()]
     return msgspec.msgpack.encode(
         [
@@ -97,16 +97,16 @@ def dump(state: ClusterState) -> bytes:
 def _dumped_topic(topic: TopicState) -> list[Any]:
     partitions = [
         (
-            one.replicas,
-            one.isr,
-            one.leader,
-            one.epoch,
-            one.version,
-            one.assignments,
-            one.target,
-            _dumped_recovery(one.recovery),
+            partition.replicas,
+            partition.isr,
+            partition.leader,
+            partition.epoch,
+            partition.version,
+            partition.assignments,
+            partition.target,
+            _dumped_recovery(partition.recovery),
         )
-        for one in topic.partitions
+        for partition in topic.partitions
     ]
     config = topic.config
     return [
@@ -123,7 +123,7 @@ def _dumped_topic(topic: TopicState) -> list[Any]:
 def _dumped_recovery(recovery: Recovery | None) -> list[Any] | None:
     if recovery is None:
         return None
-    told = [(one.node_id, one.ends) for one in recovery.told]
+    told = [(report.node_id, report.ends) for report in recovery.told]
     return [recovery.since, recovery.asked, told]
 
 
@@ -179,30 +179,33 @@ def _loaded_topic(state: ClusterState, row: _Topic) -> TopicState:
         raise ValueError(str(error)) from error
     _require(0 < topic_id < state.topic_id_next, f"topic id {topic_id} is not given yet")
     _require(name not in state.topics and topic_id not in state.topic_names, f"topic {name} twice")
-    loaded = tuple(_loaded_partition(state, name, one) for one in partitions)
+    loaded = tuple(_loaded_partition(state, name, partition) for partition in partitions)
     _require((synced_since is not None) == (config.fsync == "always"), f"fsync of {name}")
     return TopicState(name, topic_id, config, loaded, queued, synced_since)
 
 
 def _loaded_partition(state: ClusterState, name: str, row: _Partition) -> PartitionState:
     recovery = None if row[7] is None else _loaded_recovery(*row[7])
-    one = PartitionState(*row[:7], recovery)
-    leader = one.leader
+    partition = PartitionState(*row[:7], recovery)
+    leader = partition.leader
     nodes = state.nodes
-    asked = () if one.recovery is None else one.recovery.asked
+    asked = () if partition.recovery is None else partition.recovery.asked
     sound = (
-        bool(one.isr or asked)
-        and (one.recovery is None or (leader is None and bool(asked)))
-        and len(set(one.replicas)) == len(one.replicas) <= REPLICAS_MAX
-        and all(node in nodes for node in one.replicas)
-        and all(node in one.replicas for node in (*one.isr, *asked, *(one.target or ())))
-        and (leader is None or (leader in one.isr and nodes[leader].alive))
-        and one.target != ()
-        and len(one.assignments) == len(one.replicas)
-        and all(since <= one.version for since in one.assignments)
+        bool(partition.isr or asked)
+        and (partition.recovery is None or (leader is None and bool(asked)))
+        and len(set(partition.replicas)) == len(partition.replicas) <= REPLICAS_MAX
+        and all(node in nodes for node in partition.replicas)
+        and all(
+            node in partition.replicas
+            for node in (*partition.isr, *asked, *(partition.target or ()))
+        )
+        and (leader is None or (leader in partition.isr and nodes[leader].alive))
+        and partition.target != ()
+        and len(partition.assignments) == len(partition.replicas)
+        and all(since <= partition.version for since in partition.assignments)
     )
-    _require(sound, f"partition {one} of {name} contradicts itself")
-    return one
+    _require(sound, f"partition {partition} of {name} contradicts itself")
+    return partition
 
 
 def _loaded_recovery(since: int, asked: _Ids, told: tuple[_Ends, ...]) -> Recovery:

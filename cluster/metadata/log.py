@@ -85,7 +85,7 @@ class MetadataLog(Protocol):
         something up to `wait_s`; then the answer is empty."""
 
     def abdicate(self) -> None:
-        """Stop to be the controller, if this node is, and let another be it for a while."""
+        """Give up the role of the controller, if this node has it, for a while."""
 
     async def start(self) -> None: ...
 

@@ -36,10 +36,10 @@ from raftq.client.net.connection import Connection, Reply
 from raftq.client.options import ConnectionOptions
 from raftq.client.wire.node_messages import Propose, WatchMetadata, WatchMetadataReply
 from raftq.cluster.metadata.commands import Command, encode_command
-from raftq.cluster.metadata.copy import MetadataCopy
+from raftq.cluster.metadata.copy import CopiedMetadata
 from raftq.cluster.metadata.handlers import decode_watched, unpack_result
-from raftq.cluster.metadata.log import PROPOSE_S, ControllerSubscriber, Subscriber, Watched
-from raftq.cluster.metadata.state import AddressOf, ClusterState, own_address
+from raftq.cluster.metadata.log import PROPOSE_S
+from raftq.cluster.metadata.state import AddressOf, own_address
 from raftq.cluster.metadata.waiting import wait_for_event
 from raftq.cluster.raft.applied import ID_BYTES, make_command_id
 from raftq.cluster.raft.voters_file import NOT_YET, shown
@@ -58,7 +58,7 @@ _TRY_ELSEWHERE = (TransportError, NodeStopping, ConsensusStopped)
 _TRY_AGAIN = (*_TRY_ELSEWHERE, NoLeader, OutcomeUnknown, Throttled)
 
 
-class ObserverMetadata:
+class ObserverMetadata(CopiedMetadata):
     """A MetadataLog of a node that is not a voter. `seeds` are native addresses of voters.
 
     `on_fatal` is called when the copy can no longer be trusted: the process should end.
@@ -75,12 +75,11 @@ class ObserverMetadata:
         on_fatal: Callable[[BaseException], None] | None = None,
         address_of: AddressOf = own_address,
     ) -> None:
+        super().__init__(cluster_id, voters)
         self._cluster_id = cluster_id
         self._seeds = [_address(seed) for seed in seeds]
         self._options = replace(options, connect_ms=min(options.connect_ms, CONNECT_MS))
-        self._voters = tuple(sorted(voters))
         self._rng = rng or SystemRandom()
-        self._copy = MetadataCopy(cluster_id)
         self._connection: Connection | None = None
         self._connected = asyncio.Event()
         self._has_state = asyncio.Event()
@@ -96,34 +95,8 @@ class ObserverMetadata:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def state(self) -> ClusterState:
-        return self._copy.state
-
-    @property
-    def index(self) -> int:
-        return self._copy.index
-
-    @property
-    def controller(self) -> int | None:
-        return self._copy.controller
-
-    @property
     def is_controller(self) -> bool:
         return False
-
-    @property
-    def term(self) -> int:
-        return self._copy.term
-
-    @property
-    def voters(self) -> tuple[int, ...]:
-        return self._voters
-
-    def subscribe(self, callback: Subscriber) -> None:
-        self._copy.subscribe(callback)
-
-    def on_controller(self, callback: ControllerSubscriber) -> None:
-        self._copy.on_controller(callback)
 
     def new_command_id(self) -> bytes:
         return make_command_id(self._rng.randbytes(ID_BYTES), self.index)
@@ -151,10 +124,7 @@ class ObserverMetadata:
                 self._on_fatal(error)
 
     def abdicate(self) -> None:
-        """False: an observer is never the controller."""
-
-    async def watch(self, index: int | None, wait_s: float) -> Watched:
-        return await self._copy.watch(index, wait_s)
+        """Does nothing: an observer is never the controller."""
 
     # Proposals.
 

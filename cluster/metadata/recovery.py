@@ -10,8 +10,8 @@ has one leader, and its log has everything that is left of the epochs before. Re
 copies that are not alive, because one of them may be the longest. Only an operator can decide to go
 on without them.
 
-Nobody writes to the reported logs: without a leader, nobody follows. So a report is valid while its
-process is registered and alive, and is dropped when it is not.
+The reported logs do not change: without a leader no node writes or follows. So a report is valid
+while its process is registered and alive, and is dropped when it is not.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """What the cluster has decided: nodes, topics, partitions, producer ids. (Core.)
 
 Only the apply modules change a ClusterState, and they replace entries and never mutate them: a
-NodeState, TopicState or PartitionState that somebody holds stays as it was.
+NodeState, TopicState or PartitionState that a caller holds stays as it was.
 
     always   the leader is in the isr and alive, and the isr is within the replicas
     recovery no node leads before copies have reported where they end (recovery.py). Only then is

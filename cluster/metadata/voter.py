@@ -26,8 +26,8 @@ from raftq.client.common.errors import (
 )
 from raftq.cluster.metadata.apply import apply, dump, load
 from raftq.cluster.metadata.commands import Command, decode_command, encode_command
-from raftq.cluster.metadata.copy import MetadataCopy
-from raftq.cluster.metadata.log import PROPOSE_S, ControllerSubscriber, Subscriber, Watched
+from raftq.cluster.metadata.copy import CopiedMetadata
+from raftq.cluster.metadata.log import PROPOSE_S
 from raftq.cluster.metadata.state import ClusterState
 from raftq.cluster.metadata.waiting import wait_for_event
 from raftq.cluster.raft.applied import Applied
@@ -64,7 +64,7 @@ class MetadataMachine:
         self.dumps.append(data)
 
 
-class VoterMetadata:
+class VoterMetadata(CopiedMetadata):
     """A MetadataLog on the consensus of this process.
 
     `on_fatal` is called when this node can no longer take part: its process should end.
@@ -79,9 +79,8 @@ class VoterMetadata:
         on_stuck: Callable[[float], None] | None = None,
         disk: Disk | None = None,
     ) -> None:
+        super().__init__(cluster_id, map(int, config.voters))
         self._node_id = int(config.node_id)
-        self._voters = tuple(sorted(map(int, config.voters)))
-        self._copy = MetadataCopy(cluster_id)
         self._machine = MetadataMachine(cluster_id)
         self._on_fatal = on_fatal
         self._stopping = asyncio.Event()
@@ -97,34 +96,8 @@ class VoterMetadata:
         )
 
     @property
-    def state(self) -> ClusterState:
-        return self._copy.state
-
-    @property
-    def index(self) -> int:
-        return self._copy.index
-
-    @property
-    def controller(self) -> int | None:
-        return self._copy.controller
-
-    @property
     def is_controller(self) -> bool:
         return self._copy.controller == self._node_id
-
-    @property
-    def term(self) -> int:
-        return self._copy.term
-
-    @property
-    def voters(self) -> tuple[int, ...]:
-        return self._voters
-
-    def subscribe(self, callback: Subscriber) -> None:
-        self._copy.subscribe(callback)
-
-    def on_controller(self, callback: ControllerSubscriber) -> None:
-        self._copy.on_controller(callback)
 
     def new_command_id(self) -> bytes:
         return self.consensus.new_command_id()
@@ -162,9 +135,6 @@ class VoterMetadata:
 
     def abdicate(self) -> None:
         self.consensus.abdicate()
-
-    async def watch(self, index: int | None, wait_s: float) -> Watched:
-        return await self._copy.watch(index, wait_s)
 
     # Calls from the Raft thread, on the event loop.
 

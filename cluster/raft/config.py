@@ -135,7 +135,11 @@ class ConsensusConfig:
             if not 0 < len(name.encode()) <= 200
         ]
         addresses = (*self.voters.values(), self.bind_address or "any:1")
-        found += [f"address {one!r} must be host:port" for one in addresses if not _is_address(one)]
+        found += [
+            f"address {address!r} must be host:port"
+            for address in addresses
+            if not _is_address(address)
+        ]
         return found
 
     def __repr__(self) -> str:

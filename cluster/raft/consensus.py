@@ -247,7 +247,10 @@ class Consensus:
         entry = envelope(kind, name, floor, command)
         self._node.inbox.append(
             Proposal(
-                name, entry, deadline, lambda result, error: self._answer(number, result, error)
+                name,
+                entry,
+                deadline,
+                lambda result, error: self._answers.append((number, result, error)),
             )
         )
         self._wake()
@@ -355,7 +358,7 @@ class Consensus:
             node = RaftNode(
                 RaftSetup(
                     node_id=config.node_id,
-                    others=[one for one in config.voters if one != config.node_id],
+                    others=[voter for voter in config.voters if voter != config.node_id],
                     times=config.times,
                     limits=limits,
                     journal=journal,
@@ -392,9 +395,6 @@ class Consensus:
         # Cleared before the inbox is read: a later proposal writes again.
         os.read(self._wake_read, 4096)
         self._woken = False
-
-    def _answer(self, number: int, result: Any, error: RaftqError | None) -> None:
-        self._answers.append((number, result, error))
 
     def _hand_over(self) -> None:
         if self._answers or self._changes:

@@ -82,7 +82,7 @@ class Library(SyncObj):  # type: ignore[misc]
             fullDumpFile=None,
         )
         super().__init__(
-            Node(node_id), [Node(one) for one in others], conf, transportClass=transport
+            Node(node_id), [Node(node_id) for node_id in others], conf, transportClass=transport
         )
 
     # Ways of the library that the adapter does not go: reaching one is a mistake of ours.

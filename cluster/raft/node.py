@@ -612,9 +612,9 @@ class RaftNode(Library):
             self._answer(leader, ApplyCommands(batch))
 
     def _on_apply_commands(self, node: Node, message: ApplyCommands) -> None:
-        commands = [one for one in message.commands if is_command(one)]
+        commands = [command for command in message.commands if is_command(command)]
         if self._replication is None:
-            ids = [id_of(one) for one in commands]
+            ids = [id_of(command) for command in commands]
             self._answer(node, RefuseCommands(ids))
             return
         for command in commands:

@@ -53,7 +53,7 @@ class RaftProposals:
         """Proposals to send now; they count as sent from here on."""
         taken = self._waiting[:count_max]
         del self._waiting[:count_max]
-        taken = [one for one in taken if not one.sent and self._is_open(one)]
+        taken = [proposal for proposal in taken if not proposal.sent and self._is_open(proposal)]
         for proposal in taken:
             proposal.sent = True
             proposal.exposed += 1
@@ -83,7 +83,12 @@ class RaftProposals:
         return list(self._open)
 
     def expire(self, now: float) -> None:
-        late = [one for same in self._open.values() for one in same if one.deadline <= now]
+        late = [
+            proposal
+            for same in self._open.values()
+            for proposal in same
+            if proposal.deadline <= now
+        ]
         for proposal in late:
             self._drop(proposal)
             if proposal.exposed:
@@ -100,7 +105,7 @@ class RaftProposals:
 
     def stop(self, error: RaftqError) -> None:
         """Answer everything: nothing will be applied here any more."""
-        everything = [one for same in self._open.values() for one in same]
+        everything = [proposal for same in self._open.values() for proposal in same]
         self._open.clear()
         self._waiting.clear()
         for proposal in everything:

@@ -70,7 +70,7 @@ class Replication:
 
     def begin(self, others: list[str], now: float) -> None:
         after = self._journal.last_index + 1
-        self.followers = {one: RaftProgress(next=after, heard_at=now) for one in others}
+        self.followers = {node_id: RaftProgress(next=after, heard_at=now) for node_id in others}
 
     def lost(self, node: str) -> None:
         """The connection ended: what was on it may be gone."""
@@ -83,14 +83,14 @@ class Replication:
 
     def majority_match(self) -> int:
         """The highest index that a majority, this node included, has on disk."""
-        found = sorted([one.match for one in self.followers.values()] + [self._durable()])
+        found = sorted([follower.match for follower in self.followers.values()] + [self._durable()])
         return found[(len(found) - 1) // 2]
 
     def _durable(self) -> int:
         return self._journal.durable_index
 
     def heard_by_majority(self, since: float) -> bool:
-        heard = sum(one.heard_at >= since for one in self.followers.values())
+        heard = sum(follower.heard_at >= since for follower in self.followers.values())
         return (heard + 1) * 2 > len(self.followers) + 1
 
     # Sending.
@@ -98,7 +98,7 @@ class Replication:
     def due_at(self, nodes: list[str]) -> float:
         """When one of these is to hear from the leader, whether there is news or not."""
         followers = self.followers
-        last = [max(followers[one].sent_at, followers[one].chunk_at) for one in nodes]
+        last = [max(followers[node_id].sent_at, followers[node_id].chunk_at) for node_id in nodes]
         return min(last, default=float("inf")) + self._period
 
     def replicate(self, node: str, view: LeaderView, backlog: int) -> None:

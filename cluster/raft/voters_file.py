@@ -71,7 +71,7 @@ def _read(disk: Disk, path: str) -> tuple[str, ...]:
     finally:
         file.close()
     names = known.get("voters") if isinstance(known, dict) else None
-    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{path} cannot be read: it names no voters")
     if known.get("format") != FORMAT:
         raise ConfigError(f"{path} has format {known.get('format')!r}; this is {FORMAT}")

@@ -45,12 +45,12 @@ def list_(output: Output = Format.table) -> None:
     from raftq.chaos.scenarios import SCENARIOS  # noqa: PLC0415 - help stays fast
 
     if output is Format.json:
-        print_json([_row(one) for one in SCENARIOS])
+        print_json([_row(scenario) for scenario in SCENARIOS])
         return
     table = make_table("Scenarios", "name", "rows", "needs", "promise")
-    for one in SCENARIOS:
-        rows = ",".join(map(str, one.rows))
-        add_row(table, one.name, rows, ",".join(sorted(one.needs)), one.promise)
+    for scenario in SCENARIOS:
+        rows = ",".join(map(str, scenario.rows))
+        add_row(table, scenario.name, rows, ",".join(sorted(scenario.needs)), scenario.promise)
     open_console().print(table)
 
 
@@ -113,13 +113,13 @@ def failover(
     found = measure_failovers(kills, out / "failover", seed or 0, _say(output))
     rows = [
         {
-            "killed": one.victim,
-            "times": len(one.seconds),
-            "p50_ms": round(percentile(one.seconds, 0.5) * 1000),
-            "p99_ms": round(percentile(one.seconds, 0.99) * 1000),
-            "worst_ms": round(max(one.seconds) * 1000),
+            "killed": failover.victim,
+            "times": len(failover.seconds),
+            "p50_ms": round(percentile(failover.seconds, 0.5) * 1000),
+            "p99_ms": round(percentile(failover.seconds, 0.99) * 1000),
+            "worst_ms": round(max(failover.seconds) * 1000),
         }
-        for one in found
+        for failover in found
     ]
     if output is Format.json:
         print_json(rows)
@@ -137,7 +137,7 @@ def _chosen(names: list[str], everything: bool) -> "list[Scenario]":
         raise InvalidArgument("either names of scenarios or --all; `raftq chaos list` shows them")
     if everything:
         return list(SCENARIOS)
-    known = {one.name: one for one in SCENARIOS}
+    known = {scenario.name: scenario for scenario in SCENARIOS}
     for name in names:
         if name not in known:
             raise InvalidArgument(f"there is no scenario {name!r}; `raftq chaos list` shows them")

@@ -54,12 +54,12 @@ def nodes(bootstrap: Bootstrap = ANY, output: Output = Format.table) -> None:
     with open_admin(bootstrap) as admin:
         found = admin.nodes()
     if output is Format.json:
-        print_json([asdict(one) for one in found])
+        print_json([asdict(node) for node in found])
         return
     columns = list(asdict(found[0])) if found else ["node_id"]
     table = make_table("Nodes", *(column.replace("_", " ") for column in columns))
-    for one in found:
-        add_row(table, *(_cell(value) for value in asdict(one).values()))
+    for node in found:
+        add_row(table, *(_cell(value) for value in asdict(node).values()))
     open_console().print(table)
 
 
@@ -73,7 +73,7 @@ def partitions(
     with open_admin(bootstrap) as admin:
         found = admin.describe_topics() if topic is None else [admin.describe_topic(topic)]
     if output is Format.json:
-        print_json([topic_json(one) for one in found])
+        print_json([topic_json(topic) for topic in found])
     else:
         open_console().print(partitions_table(found))
 

@@ -109,8 +109,8 @@ def consume(  # noqa: PLR0913 - what can be said about reading
     printer = RecordPrinter(output)
     with open_consumer(bootstrap) as consumer:
         consumer.assign([(topic, end) for end in ends])
-        for one in ends:
-            place.seek(consumer, topic, one)
+        for number in ends:
+            place.seek(consumer, topic, number)
         reading = Reading(consumer, topic, {} if follow else ends, most)
         while reading.goes_on():
             records = reading.next(None if follow else timeout)
@@ -182,8 +182,8 @@ class Reading:
             wanted = records
         else:
             wanted = [record for record in records if record.offset < self._ends[record.partition]]
-            for one in records:
-                self._reached(one.partition, one.offset + 1, self._ends[one.partition])
+            for record in records:
+                self._reached(record.partition, record.offset + 1, self._ends[record.partition])
         if self._left is not None:
             self._left -= len(wanted)
         self._ask = not records
@@ -201,13 +201,13 @@ def _ends(described: "TopicDescription", partitions: list[int] | None) -> dict[i
     """The present ends of the wanted partitions."""
     known = {partition.partition: partition for partition in described.partitions}
     wanted = list(dict.fromkeys(partitions)) if partitions else list(known)
-    missing = [one for one in wanted if one not in known]
+    missing = [number for number in wanted if number not in known]
     if missing:
         raise InvalidArgument(
             f"topic {described.name!r} has no partition {missing[0]}, only 0 to {len(known) - 1}"
         )
     # Without a leader the end is unknown: then it waits for at least one record.
-    ends = {one: known[one].high_watermark for one in wanted}
+    ends = {number: known[number].high_watermark for number in wanted}
     return {one: OFFSET_MAX if end is None else end for one, end in ends.items()}
 
 
@@ -280,7 +280,7 @@ class RecordPrinter:
             stream.flush()
         elif self._output is RecordFormat.json:
             found = [record_json(record) | self._more(record) for record in records]
-            lines = [json.dumps(one, ensure_ascii=False) for one in found]
+            lines = [json.dumps(row, ensure_ascii=False) for row in found]
             typer.echo("".join(f"{line}\n" for line in lines), nl=False)
         else:
             open_console().print(self._table(records))

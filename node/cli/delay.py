@@ -40,21 +40,21 @@ def list_delayed(
     with open_admin(bootstrap) as admin:
         found = admin.delayed(topic, most, partition, values=True)
     if output is Format.json:
-        for one in found:
+        for record in found:
             row: dict[str, Any] = {
-                "topic": one.topic,
-                "partition": one.partition,
-                "offset": one.offset,
-                "deliver_at": one.deliver_at,
-                "priority": LANE_NAMES[one.priority],
+                "topic": record.topic,
+                "partition": record.partition,
+                "offset": record.offset,
+                "deliver_at": record.deliver_at,
+                "priority": LANE_NAMES[record.priority],
             }
-            print_json(row | content_json(one.value or b"", one.key, one.headers or {}))
+            print_json(row | content_json(record.value or b"", record.key, record.headers or {}))
         return
     table = make_table("", "partition", "offset", "delivered at", "lane", "value")
     table.title = None
-    for one in found:
-        place = (str(one.partition), str(one.offset), moment(one.deliver_at / 1000))
-        add_row(table, *place, LANE_NAMES[one.priority], as_text(one.value or b"")[0])
+    for record in found:
+        place = (str(record.partition), str(record.offset), moment(record.deliver_at / 1000))
+        add_row(table, *place, LANE_NAMES[record.priority], as_text(record.value or b"")[0])
     open_console().print(table)
 
 

@@ -87,14 +87,14 @@ def list_letters(  # noqa: PLR0913 - what letters can be found by
         text = f"{parked} more records were given up, but {topic}.dlq refuses them: see the log"
         typer.echo(text, err=True)
     if output is Format.json:
-        for one in found:
-            print_json(letter_json(one))
+        for letter in found:
+            print_json(letter_json(letter))
         return
     table = make_table("", "partition", "offset", "group", "attempts", "reason", "died", "value")
     table.title = None
-    for one in found:
-        place = (str(one.partition), str(one.offset), one.group, str(one.attempts))
-        add_row(table, *place, one.reason, _when(one.last_delivery), as_text(one.value)[0])
+    for letter in found:
+        place = (str(letter.partition), str(letter.offset), letter.group, str(letter.attempts))
+        add_row(table, *place, letter.reason, _when(letter.last_delivery), as_text(letter.value)[0])
     open_console().print(table)
 
 

@@ -40,20 +40,22 @@ def list_groups(bootstrap: Bootstrap = ANY, output: Output = Format.table) -> No
         print_json(
             [
                 {
-                    "group": one.group,
-                    "state": one.state,
-                    "mode": one.mode,
-                    "members": one.members,
-                    "generation": one.generation,
+                    "group": group.group,
+                    "state": group.state,
+                    "mode": group.mode,
+                    "members": group.members,
+                    "generation": group.generation,
                 }
-                for one in found
+                for group in found
             ]
         )
         return
     table = make_table("", "group", "state", "mode", "members", "generation")
     table.title = None
-    for one in found:
-        add_row(table, one.group, one.state, one.mode, str(one.members), str(one.generation))
+    for group in found:
+        add_row(
+            table, group.group, group.state, group.mode, str(group.members), str(group.generation)
+        )
     open_console().print(table)
 
 
@@ -69,7 +71,9 @@ def describe(group: Group, bootstrap: Bootstrap = ANY, output: Output = Format.t
     facts = f"{found.mode}, {found.state}, generation {found.generation}, lag {found.lag}"
     members = make_table(f"Group {group}: {facts}", "member", "client", "host", "partitions")
     for member in found.members:
-        owned = ", ".join(f"{one.topic}/{one.partition}" for one in member.assigned)
+        owned = ", ".join(
+            f"{partition.topic}/{partition.partition}" for partition in member.assigned
+        )
         add_row(members, member.member_id, member.client_id, member.host, owned)
     console.print(members)
     columns = ("topic", "partition", "position", "end", "lag", "in flight", "waiting", "member")

@@ -153,7 +153,7 @@ class _Stop:
 @contextmanager
 def _stop_signal() -> Iterator[_Stop]:
     stop = _Stop()
-    before = {one: signal.signal(one, stop.take) for one in STOP_SIGNALS}
+    before = {number: signal.signal(number, stop.take) for number in STOP_SIGNALS}
     try:
         yield stop
     finally:
@@ -189,8 +189,8 @@ def _announce(cluster: "LocalCluster", output: Format) -> None:
         print_json(facts | {"nodes": [_row(row) for row in rows]})
         return
     table = make_table(f"Cluster in {directory}", "node", "pid", "native", "http", "raft")
-    for one in rows:
-        add_row(table, str(one.id), str(one.pid), one.native, one.http, one.raft)
+    for row in rows:
+        add_row(table, str(row.id), str(row.pid), row.native, row.http, row.raft)
     open_console().print(table)
     typer.echo(f"connect:  export RAFTQ_BOOTSTRAP={cluster.bootstrap}")
     typer.echo("try:      raftq topic create orders && raftq produce orders hello")

@@ -57,14 +57,14 @@ class Sent:
         """Waits until all are acknowledged. Returns their number."""
         if self.many is not None:
             self.many.wait(DELIVERY_S)
-        for one in self.single:
-            one.result(DELIVERY_S)
+        for delivery in self.single:
+            delivery.result(DELIVERY_S)
         return self.count
 
     def results(self) -> "list[Appended]":
         if self.many is not None:
             return self.many.result(DELIVERY_S)
-        return [one.result(DELIVERY_S) for one in self.single]
+        return [delivery.result(DELIVERY_S) for delivery in self.single]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Sending:
     def _plain(self) -> bool:
         """Whether no record needs anything that `send_many` lacks."""
         times = (self.delay, self.deliver_at, self.ttl)
-        return not self.headers and all(one is None for one in times)
+        return not self.headers and all(time is None for time in times)
 
     def send(self, producer: "Producer", values: list[bytes]) -> "Sent":
         """Sends records without waiting for their acknowledgement."""
@@ -215,16 +215,20 @@ def _one_by_one(
 ) -> None:
     appended = sending.send(producer, values).results()
     if output is Format.json:
-        for one in appended:
-            print_json(one._asdict())
+        for record in appended:
+            print_json(record._asdict())
         return
-    delayed = any(one.delayed for one in appended)
+    delayed = any(record.delayed for record in appended)
     more = ("delivered at",) if delayed else ()
     table = make_table("", "topic", "partition", "offset", *more)
     table.title = None
-    for one in appended:
-        place = (one.topic, str(one.partition), "" if one.offset < 0 else str(one.offset))
-        due = "" if one.deliver_at is None else moment(one.deliver_at / 1000)
+    for record in appended:
+        place = (
+            record.topic,
+            str(record.partition),
+            "" if record.offset < 0 else str(record.offset),
+        )
+        due = "" if record.deliver_at is None else moment(record.deliver_at / 1000)
         add_row(table, *place, *((due,) if delayed else ()))
     open_console().print(table)
 

@@ -38,7 +38,7 @@ def recover(
     lost."""
     with open_admin(bootstrap) as admin:
         found = _found(admin, topic, partition)
-        able = [one for one in found if one.copies]
+        able = [partition for partition in found if partition.copies]
         if dry_run or not able:
             _show(found, output)
             raise typer.Exit(1 if len(able) < len(found) else 0)
@@ -46,7 +46,7 @@ def recover(
             _show(found, output)
         if not yes:
             _confirm(able, output)
-        results = [_recovered(admin, one) for one in able]
+        results = [_recovered(admin, partition) for partition in able]
     if output is Format.json:
         print_json(results)
     else:
@@ -94,11 +94,11 @@ def _outcome(result: dict[str, Any]) -> str:
 
 def _show(found: "Sequence[Leaderless]", output: Format) -> None:
     if output is Format.json:
-        print_json([asdict(one) | {"lost_min": one.lost_min} for one in found])
+        print_json([asdict(partition) | {"lost_min": partition.lost_min} for partition in found])
     elif not found:
         typer.echo("every partition has a leader")
-    for one in found if output is not Format.json else ():
-        _show_one(one)
+    for partition in found if output is not Format.json else ():
+        _show_one(partition)
 
 
 def _show_one(one: "Leaderless") -> None:
@@ -140,8 +140,10 @@ def _ids(nodes: Sequence[int]) -> str:
 
 def tell(leaderless: "Sequence[Leaderless]") -> None:
     """Says why partitions have no leader, for `raftq cluster status`."""
-    for one in leaderless[:SHOWN_MAX]:
-        typer.echo(f"{printable(one.topic)}/{one.partition} has no leader: {_why(one)}")
+    for partition in leaderless[:SHOWN_MAX]:
+        typer.echo(
+            f"{printable(partition.topic)}/{partition.partition} has no leader: {_why(partition)}"
+        )
     if len(leaderless) > SHOWN_MAX:
         typer.echo(f"... and {len(leaderless) - SHOWN_MAX} more")
     if leaderless:

@@ -87,7 +87,7 @@ def work(  # noqa: PLR0913 - what can be said about working
     """Work on the records of a queue: print them, or run a command for each."""
     if not group:
         raise InvalidArgument("a worker needs a --group")
-    names = [one for one in (each.strip() for each in topics.split(",")) if one]
+    names = [name for name in (each.strip() for each in topics.split(",")) if name]
     if command:
         if shutil.which(command[0]) is None:
             # A wrong call must not spend the attempts of records.

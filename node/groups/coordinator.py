@@ -185,7 +185,7 @@ class Coordinator:
         self._react()
 
     def stop(self) -> None:
-        """Stop with the epoch: everybody who waits gets an error."""
+        """Stop with the epoch: every waiter gets an error."""
         if self._stopped:
             return
         self._stopped = True
@@ -195,7 +195,7 @@ class Coordinator:
         error = self._ended()
         if not self.ready.done():
             self.ready.set_exception(error)
-            self.ready.exception()  # nobody needs to wait for it
+            self.ready.exception()  # a waiter is not required
         unknown = self._ended().with_outcome("unknown")
         for heartbeats in list(self._parked.values()):
             for heartbeat in list(heartbeats.values()):

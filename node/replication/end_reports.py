@@ -1,7 +1,7 @@
 """Reports where this node's copies end, for partitions whose recovery waits for it. (Shell.)
 
 When no replica is known to have everything, a partition has no leader until its copies are compared
-(cluster/metadata/recovery.py). Without a leader nobody writes to them, so a report stays true while
+(cluster/metadata/recovery.py). Without a leader nothing is written, so a report stays true while
 this process is a member. It is repeated as long as the state asks for it: only the state shows
 whether a report counted.
 """

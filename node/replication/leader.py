@@ -378,10 +378,10 @@ class FollowerSessions:
         loop: asyncio.AbstractEventLoop,
         find: Find,
         incarnation_of: Callable[[int], int | None],
-        note_request: Callable[[int], None],
+        note_request: Callable[[int, float], None],
         move_bytes_s: int,
     ) -> None:
-        """`note_request` is called for every request of a node."""
+        """`note_request` is called with the node and the time of every request."""
         self._loop = loop
         self._find = find
         self._incarnation_of = incarnation_of
@@ -399,7 +399,7 @@ class FollowerSessions:
             raise FencedEpoch(
                 f"request {message.number} belongs to no session: begin again with request 0"
             )
-        self._note_request(message.node_id)
+        self._note_request(message.node_id, self._loop.time())
         return follower_session.handle(message)
 
     def _begin(self, message: Replicate, session: Any) -> None:

@@ -73,7 +73,7 @@ class LeaderService(Protocol):
     """Interprets the logs of a partition for one epoch."""
 
     def stop(self) -> None:
-        """End with the epoch. Everybody who waits gets NotLeader."""
+        """End with the epoch. Every waiter gets NotLeader."""
 
     def scheduled(self, base: int, batch: memoryview) -> None:
         """Note a stamped batch of delayed records that was appended to `delays` at `base`."""

@@ -131,4 +131,4 @@ def _forget(watchers: list[tuple[PartitionLog, _Watcher]]) -> None:
 
 def _fail(future: "asyncio.Future[None]", error: RaftqError) -> None:
     future.set_exception(error)
-    future.exception()  # nobody has to wait for it
+    future.exception()  # a waiter is not required

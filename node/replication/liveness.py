@@ -22,6 +22,7 @@ class FollowerLiveness:
         self.unreachable: frozenset[int] = frozenset()
 
     def note_request(self, node: int, now: float) -> None:
+        """Note a request of a follower. Followers send requests all the time, also without news."""
         self._requested_at[node] = now
 
     def update(self, alive: Iterable[int], now: float) -> bool:

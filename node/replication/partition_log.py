@@ -81,7 +81,7 @@ class ReplicaHost(Protocol):
 
 
 class ReadWaiter(Protocol):
-    """Somebody who waits for more records to read."""
+    """A reader that waits for more records."""
 
     def more(self) -> None: ...
 

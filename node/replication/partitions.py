@@ -119,7 +119,7 @@ class Partitions:
         self._alive: dict[int, int] = {}  # node -> incarnation
         times = config.replication
         # A follower without news asks again when its last request was answered with nothing.
-        self._liveness = FollowerLiveness(self._me, max(times.lag_ms, 3 * times.wait_ms) / 1000)
+        self.liveness = FollowerLiveness(self._me, max(times.lag_ms, 3 * times.wait_ms) / 1000)
         self.cut_off = False
         """Whether the controller has received no heartbeat of this node for a whole lease.
 
@@ -458,10 +458,6 @@ class Partitions:
         partition.close(clean=False)
         return ref
 
-    def note_request(self, node: int) -> None:
-        """Note a request of a follower. Followers send requests all the time, also without news."""
-        self._liveness.note_request(node, self.loop.time())
-
     # Calls from partitions
 
     def mark_active(self, partition: Partition) -> None:
@@ -510,13 +506,13 @@ class Partitions:
     def _check_liveness(self, now: float) -> None:
         """Mark partitions active whose followers have become unreachable, though nothing may wait
         for them."""
-        if self._liveness.update(self._alive, now):
+        if self.liveness.update(self._alive, now):
             for partition in self.by_id.values():
                 if partition.replica.role == "leader" and self._has_unreachable_follower(partition):
                     self.mark_active(partition)
 
     def _has_unreachable_follower(self, partition: Partition) -> bool:
-        return not self._liveness.unreachable.isdisjoint(partition.replica.followers)
+        return not self.liveness.unreachable.isdisjoint(partition.replica.followers)
 
     def _tick_partition(self, partition: Partition, now: float) -> bool:
         """Handle what time changes in a partition, and report whether it stays active."""
@@ -524,7 +520,7 @@ class Partitions:
         replica = partition.replica
         if replica.role != "leader":
             return waits
-        if replica.should_resign(self._alive, now, self._liveness.unreachable):
+        if replica.should_resign(self._alive, now, self.liveness.unreachable):
             self.resign(partition, "no follower fetches here")
         elif (change := replica.next_change(self._alive, now)) is not None:
             self._spawn(self._proposals.change(partition, change))

@@ -243,7 +243,7 @@ class Upkeep:
                 partition_log, damage.start, damage.end, node, error,
             )  # fmt: skip
             if partition_log.log.failure is not None and not partition_log.partition.closed:
-                # The log refuses writes from now on, and perhaps nobody writes to it for a while.
+                # The log refuses writes from now on, and perhaps no write comes for a while.
                 self._partitions.failed(partition_log.partition, error)
             return False
         self.repaired += 1

@@ -149,8 +149,8 @@ def newest_slot(disk: Disk, directory: str) -> Checkpoint | None:
 def is_truncated(disk: Disk, directory: str) -> bool:
     """Report whether a closed log has lost bytes that its checkpoint knows to be durable.
 
-    No crash removes durable bytes. When they are missing, somebody cut, emptied or removed a file,
-    and everything appended after them is missing too; nobody can tell how much that was. The log
+    No crash removes durable bytes. When they are missing, a file was cut, emptied or removed,
+    and everything appended after them is missing too; it is unknown how much that was. The log
     is not opened, so that this is cheap for a thousand logs.
     """
     slot = newest_slot(disk, directory)

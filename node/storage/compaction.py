@@ -1,4 +1,4 @@
-"""Rewrite sealed segments without records that nobody needs, keeping every offset. (Shell.)
+"""Rewrite sealed segments without records that are not needed, keeping every offset. (Shell.)
 
 A batch that loses some records is encoded again with the offsets of the others. Batches that lose
 all records become one filler batch that covers their offsets. So the records that stay keep their

@@ -46,7 +46,7 @@ class LogConfig:
     page_cache_bytes: int | None = 256 * MIB
     """Give pages back once the head is this far past them. None: leave pages to the kernel.
 
-    Without a bound a fast writer fills all memory with pages that nobody reads.
+    Without a bound a fast writer fills all memory with pages that are not read.
     """
 
     def __post_init__(self) -> None:

@@ -4,11 +4,11 @@ While one round of syncs is under way, other requests queue up behind it. The ne
 of them with one sync per log. Within a round the logs of one folder are synced in the order of
 `add`, one after the other. So an owner that adds its data log before its ledger never has a durable
 ledger entry about data that is not durable. The logs of several folders are synced `hands` at a
-time: a slow disk takes several requests at once, and nobody waits for the sum of all.
+time: a slow disk takes several requests at once, and no caller waits for the sum of all.
 
 With an interval a thread also syncs every log that has something to sync, that often, and writes
 down what is readable of the others. A failed sync fails every waiter of that log with
-StorageFailed; the other logs go on. Perhaps nobody waits for it, so `on_failure` is called as well.
+StorageFailed; the other logs go on. Perhaps no caller waits, so `on_failure` is called as well.
 """
 
 import os

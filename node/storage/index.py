@@ -2,7 +2,7 @@
 
 A sparse table of (offset, position, time) every `interval` bytes, the runs of each lane, the starts
 of epochs and the damaged ranges. The active segment's index grows with each append; a sealed one
-is written once (index_file.py) and loaded when somebody asks.
+is written once (index_file.py) and loaded at the first use.
 
 Invariants
 - The first batch and the first batch after damage have an entry, so a walk from the entry at or

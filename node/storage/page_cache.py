@@ -63,7 +63,7 @@ class PageCache:
     def note_read(self, segment: Segment, position: int, length: int) -> None:
         """Give back pages that a reader far behind the head has passed.
 
-        Without this, reading a long backlog fills all memory with pages that nobody needs again.
+        Without this, reading a long backlog fills all memory with pages that are not needed again.
         """
         if self._bytes_max is None or not self._is_cold(segment):
             return

@@ -1,6 +1,6 @@
 """Verify sealed segments bit by bit in the background, in small steps. (Shell.)
 
-Bit rot in a segment that nobody reads is found while other copies can still repair it. Each step
+Bit rot in a segment without readers is found while other copies can still repair it. Each step
 reads about as many bytes as it was given, so that its owner decides how much of the disk it may
 use. After the last sealed segment it starts again with the first. The active segment is not
 scrubbed: it is read at every open.

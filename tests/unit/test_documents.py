@@ -135,18 +135,36 @@ def functions() -> Iterator[str]:
                 yield from (f"{node.name}.{getattr(inner, 'name', '')}" for inner in node.body)
 
 
+LEG = re.compile(r"^\| [^|]+ \((\d+)\) \| ([^|]+) \|([^|]*)\|$", re.MULTILINE)
+
+
+def files_of(places: str) -> Iterator[Path]:
+    """The files of a leg. A name without a folder is in the folder of the one before it."""
+    folder = ""
+    for place in places.split(","):
+        before, _, name = place.strip().rpartition("/")
+        folder = before or folder
+        yield ROOT / folder / name
+
+
 def test_the_walks_of_the_architecture_name_functions_and_files_that_exist() -> None:
-    """`.ci/count_walks.py --list` tells what a walk goes through now."""
+    """The numbers of hops and files are those of the chains."""
     walks = text_of("ARCHITECTURE.md").split("## Three walks")[1].split("\n## ")[0]
     defined = set(functions())
-    for _, names, places in ROW.findall(walks):
-        unknown = set(re.findall(r"`([\w.]+)`", names)) - defined
-        assert not unknown, unknown
-        folder = ""
-        for place in filter(None, (one.strip() for one in places.split(","))):
-            folder = place.rpartition("/")[0] or folder
-            file = ROOT / folder / place.rpartition("/")[2]
-            assert place == "files" or set(place) == {"-"} or file.exists(), place
+    titles = re.findall(r"^### .*: (\d+) hops in (\d+) files.*$", walks, re.MULTILINE)
+    parts = walks.split("\n### ")[1:]
+    assert len(titles) == len(parts) == 3
+    for (hops, files), part in zip(titles, parts, strict=True):
+        found: set[Path] = set()
+        total = 0
+        for count, chain, places in LEG.findall(part):
+            names = re.findall(r"`([\w.]+)`", chain)
+            assert not set(names) - defined, set(names) - defined
+            assert len(names) == chain.count("->") + 1 == int(count), chain
+            total += len(names)
+            found |= set(files_of(places))
+        assert (total, len(found)) == (int(hops), int(files))
+        assert not [str(file) for file in found if not file.exists()]
 
 
 HOMES = (

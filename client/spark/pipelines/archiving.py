@@ -110,15 +110,17 @@ class _Watch:
         self._batches = 0
 
     def look(self, query: Any) -> None:
-        for one in query.recentProgress:  # Spark keeps the last hundred
-            if one["batchId"] <= self._seen or not one["numInputRows"]:
+        for progress in query.recentProgress:  # Spark keeps the last hundred
+            if progress["batchId"] <= self._seen or not progress["numInputRows"]:
                 continue
-            self._seen = one["batchId"]
-            self._rows += one["numInputRows"]
+            self._seen = progress["batchId"]
+            self._rows += progress["numInputRows"]
             self._batches += 1
             if self._tell is not None:
                 seconds = perf_counter() - self._began
-                self._tell(ArchiveProgress(self._seen, one["numInputRows"], self._rows, seconds))
+                self._tell(
+                    ArchiveProgress(self._seen, progress["numInputRows"], self._rows, seconds)
+                )
 
     def finish(self, query: Any) -> Done:
         self.look(query)

@@ -29,7 +29,9 @@ def new_figure(width: float, height: float) -> "Figure":
 
 def label(text: str) -> str:
     """Foreign text: short, printable, and without formulas, which `$` would begin."""
-    clean = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+    clean = "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
     short = clean if len(clean) <= LABEL_CHARS_MAX else clean[: LABEL_CHARS_MAX - 1] + "\u2026"
     return short.replace("$", r"\$")
 

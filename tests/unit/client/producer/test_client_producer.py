@@ -104,6 +104,45 @@ def test_send_many_keeps_order_results_and_batch_limits() -> None:
     simulate(main())
 
 
+@pytest.mark.parametrize("limits", [{"batch_bytes": 2000}, {"batch_records": 70}])
+def test_a_few_values_go_into_the_same_batches_on_the_short_way(limits: dict[str, int]) -> None:
+    """Only lists take the short way."""
+
+    async def batches(kind: type[list[bytes]] | type[tuple[bytes, ...]]) -> list[list[bytes]]:
+        async with fake_cluster() as cluster:
+            (log,) = cluster.add_topic("t", 1)
+            settings: Any = {"linger_ms": 1000, **limits}
+            async with Producer(cluster.bootstrap, **settings) as producer:
+                sent = []
+                for count in [1, 10, 3, 100, 7, 0, 5, 101, 10, 24, 1] * 3:
+                    values = kind(b"%05d" % number for number in range(count))
+                    sent.append((await producer.send_many("t", values), count))
+                    await producer.send("t", b"between")
+                await producer.flush()
+                for many, count in sent:
+                    assert len(await many) == count
+            return [[bytes(one.value) for one in decode(raw).records()] for raw in log.batches]
+
+    async def main() -> None:
+        assert await batches(list) == await batches(tuple)
+
+    simulate(main())
+
+
+def test_a_few_values_are_checked_on_the_short_way() -> None:
+    async def main() -> None:
+        async with fake_cluster() as cluster, Producer(cluster.bootstrap) as producer:
+            cluster.add_topic("t", 1)
+            await producer.send("t", b"opens the batch", priority=1)
+            for wrong in (True, [], 9, "urgent"):
+                with pytest.raises(InvalidArgument):
+                    await producer.send_many("t", [b"v"], priority=wrong)  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument):
+                await producer.send_many("t", [b"v", "v"], priority=1)  # type: ignore[list-item]
+
+    simulate(main())
+
+
 def test_send_many_with_keys_and_none_keys_gives_results_in_order() -> None:
     async def main() -> None:
         async with fake_cluster() as cluster, Producer(cluster.bootstrap) as producer:

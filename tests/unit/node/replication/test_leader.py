@@ -177,7 +177,11 @@ def test_only_the_incarnation_that_the_metadata_knows_may_begin() -> None:
     async def scenario(world: World) -> None:
         heard: list[int] = []
         everyone = FollowerSessions(
-            world.loop, lambda key: world.partition, ALIVE.get, heard.append, 1 << 30
+            world.loop,
+            lambda key: world.partition,
+            ALIVE.get,
+            lambda node, now: heard.append(node),
+            1 << 30,
         )
         with pytest.raises(FencedEpoch):
             everyone.handle(Replicate(2, 23, 0), memoryview(b""), "session")
